@@ -1,0 +1,55 @@
+# `make demo` and `make test` do everything on a fresh machine; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+PINNED := settings.ini setup.py constraints.txt
+
+.PHONY: help demo test test-slow lab notebooks readme lint clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made $(PINNED)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e . -c constraints.txt
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.made $(PINNED)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]" -c constraints.txt
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about two minutes
+	$(BIN)/minibert pretrain
+
+test: lint  ## everything that CI checks
+	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
+	$(BIN)/python -m pytest -q tests
+
+test-slow: $(VENV)/.installed-dev  ## the long checks: many configurations, wrong implementations, kills
+	$(BIN)/python -m pytest -q tests -m slow --durations 10
+
+lint: $(VENV)/.installed-dev  ## the linter alone
+	$(BIN)/ruff check minibert nbs tests benchmarks
+
+lab: $(VENV)/.installed-dev  ## JupyterLab on the course
+	cd nbs && ../$(BIN)/jupyter lab
+
+notebooks: $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
+	cd nbs && for nb in *.ipynb; do \
+	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
+	$(BIN)/nbdev_clean
+	$(BIN)/nbdev_export
+	$(MAKE) readme
+
+readme: $(VENV)/.installed-dev  ## README.md from nbs/index.ipynb
+	$(BIN)/jupyter nbconvert --to markdown nbs/index.ipynb --output-dir . --output README
+
+clean:  ## take the environment and what was built away
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
