@@ -1,0 +1,225 @@
+"""Attention over drawn shapes: two forms, few rows, padding, order, turning positions, bad masks."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minibert import attention
+from minibert.attention import MultiHeadAttention, attend, merge_heads, rotary_angles, rotate, split_heads, take_rows
+from minibert.config import BertConfig
+from minibert.embeddings import Embeddings
+from minibert.parity import assert_same, randomise_
+
+LOWEST = torch.finfo(torch.float64).min
+drawn = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@st.composite
+def cases(draw, positions=("absolute", "rotary")):
+    "A randomised module, hidden vectors (B, S, D), a mask (B, 1, 1, S) with at least one real key, a seed."
+    B, S, H = draw(st.integers(1, 4)), draw(st.integers(1, 23)), draw(st.integers(1, 5))
+    K, kind, seed = 2 * draw(st.integers(1, 6)), draw(st.sampled_from(positions)), draw(st.integers(0, 999))
+    config = BertConfig(11, H * K, 1, H, 4, max_position_embeddings=S, position_embedding_type=kind)
+    module = randomise_(MultiHeadAttention(config).double(), seed).eval()
+    real = normal(B, S, seed=seed + 1) > draw(st.sampled_from([-9.0, 0.0, 1.0]))  # all, half, a sixth
+    real[:, draw(st.integers(0, S - 1))] = True
+    mask = (~real).double()[:, None, None] * LOWEST
+    return module, normal(B, S, H * K, seed=seed + 2), mask, seed
+
+
+def backwards(result, module, hidden):
+    weight = normal(*result.shape, seed=5)
+    return [result, *torch.autograd.grad((result * weight).sum(), [hidden, *module.parameters()])]
+
+
+@drawn
+@given(cases())
+def test_explicit_is_sdpa(case):
+    "Results and all gradients."
+    module, hidden, mask, _ = case
+    hidden.requires_grad_()
+    explicit, probs = module(hidden, mask, need_probs=True)
+    fast, none = module(hidden, mask)
+    assert none is None
+    assert_same(probs.sum(-1), torch.ones_like(probs[..., 0]))
+    assert_same(backwards(fast, module, hidden), backwards(explicit, module, hidden), tol=1e-10)
+
+
+@drawn
+@given(cases(), st.integers(1, 30), st.booleans())
+def test_rows_are_rows_of_the_dense(case, R, need_probs):
+    "Also repeated and unordered rows; the gradients are those of reading the dense result there."
+    module, hidden, mask, seed = case
+    hidden.requires_grad_()
+    B, S, _ = hidden.shape
+    rows = torch.randint(S, (B, R), generator=torch.Generator().manual_seed(seed))
+    few, some = module(hidden, mask, rows, need_probs)
+    dense, every = module(hidden, mask, need_probs=need_probs)
+    read = take_rows(dense, rows)
+    assert_same(backwards(few, module, hidden), backwards(read, module, hidden), tol=1e-10)
+    if need_probs: assert_same(some, every.gather(2, rows[:, None, :, None].expand_as(some)))
+
+
+@drawn
+@given(cases(), st.integers(1, 9), st.sampled_from([1.0, 1e6, 1e12]))
+def test_padding_changes_nothing(case, more, size):
+    "Neither what lies under it nor how much of it stands behind."
+    module, hidden, mask, seed = case
+    clean, probs = module(hidden, mask, need_probs=True)
+    pad = (mask[:, 0, 0] < 0)[..., None]
+    dirty = torch.where(pad, size * normal(*hidden.shape, seed=seed + 9), hidden)
+    again, seen = module(dirty, mask, need_probs=True)
+    assert not probs.masked_select(mask < 0).any() and not seen.masked_select(mask < 0).any()
+    assert_same(again.masked_fill(pad, 0), clean.masked_fill(pad, 0))
+    longer = torch.cat([hidden, size * normal(len(hidden), more, hidden.shape[2], seed=seed)], 1)
+    wider = F.pad(mask, (0, more), value=LOWEST)
+    assert_same(module(longer, wider)[0][:, : hidden.shape[1]], clean)
+
+
+@drawn
+@given(cases(positions=("absolute",)))
+def test_order_is_unknown_without_rotary(case):
+    module, hidden, mask, seed = case
+    order = torch.randperm(hidden.shape[1], generator=torch.Generator().manual_seed(seed))
+    assert_same(module(hidden[:, order], mask[..., order])[0], module(hidden, mask)[0][:, order])
+
+
+@drawn
+@given(cases(positions=("rotary",)), st.integers(0, 500))
+def test_rotary_knows_differences_only(case, shift):
+    "The same text further on (masked positions before it) finds the same."
+    module, hidden, mask, _ = case
+    B, S, D = hidden.shape
+    later = torch.cat([torch.zeros(B, shift, D, dtype=torch.float64), hidden], 1)
+    moved, probs = module(later, F.pad(mask, (shift, 0), value=LOWEST), need_probs=True)
+    plain, seen = module(hidden, mask, need_probs=True)
+    assert_same(moved[:, shift:], plain)
+    assert_same(probs[:, :, shift:, shift:], seen)
+
+
+@drawn
+@given(st.integers(1, 8), st.integers(1, 400), st.integers(0, 400), st.integers(0, 99))
+def test_rotary_scores_shift(planes, S, shift, seed):
+    q, k = normal(2, 1, 2 * planes, seed=seed)
+    cos, sin = rotary_angles(S + shift, 2 * planes, dtype=torch.float64)
+    turned = [rotate(x.expand(S + shift, -1), cos, sin) for x in (q, k)]
+    here, there = (a @ b.T for a, b in ([x[:S] for x in turned], [x[shift:] for x in turned]))
+    assert_same(there, here, tol=1e-10)
+    assert_same(turned[0].norm(dim=-1), q.norm(dim=-1).expand(S + shift))
+
+
+def test_rotary_is_not_blind_to_order():
+    "The negative control: with rotary positions a permutation does change what is found."
+    module = randomise_(MultiHeadAttention(BertConfig(11, 24, 1, 4, 4, position_embedding_type="rotary")).double())
+    hidden, order = normal(2, 7, 24), torch.arange(6, -1, -1)
+    assert (module.eval()(hidden[:, order])[0] - module(hidden)[0][:, order]).abs().max() > 1e-3
+
+
+def test_rotate_gradients_and_precisions():
+    x = normal(2, 3, 5, 6).requires_grad_()
+    angles = rotary_angles(5, 6, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, *angles), x)
+    for dtype, tol in ((torch.float32, 1e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
+        low = rotate(x.to(dtype), *rotary_angles(5, 6))
+        assert low.dtype == dtype
+        assert_same(low.double(), rotate(x, *angles), tol=tol)
+
+
+def test_float32_angles_are_good_enough():
+    "At position 511 the angle in float32 is off by less than bfloat16 or training would notice."
+    single, double = rotary_angles(512, 64), rotary_angles(512, 64, dtype=torch.float64)
+    assert assert_same([x.double() for x in single], list(double), tol=1e-4) > 1e-9
+
+
+@drawn
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(1, 7))
+def test_heads_split_and_merge(B, S, H, K):
+    x = normal(B, S, H * K)
+    parts = split_heads(x, H)
+    assert parts.shape == (B, H, S, K) and torch.equal(merge_heads(parts), x)
+    for h in range(H): assert torch.equal(parts[:, h], x[..., h * K : (h + 1) * K])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_nobody_to_look_at(dtype):
+    "Even with the dtype's minimum in every form, NaN with -inf in the explicit one."
+    q, k, v = (normal(1, 2, 5, 4, seed=n).to(dtype) for n in range(3))
+    lowest = torch.full((1, 1, 1, 5), torch.finfo(dtype).min, dtype=dtype)
+    context, probs = attend(q, k, v, lowest)
+    assert_same(probs, torch.full_like(probs, 0.2))
+    tol = 2e-2 if dtype == torch.bfloat16 else 1e-6
+    assert_same(F.scaled_dot_product_attention(q, k, v, lowest), context, tol=tol)
+    assert attend(q, k, v, torch.full_like(lowest, -math.inf))[0].isnan().all()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+@pytest.mark.parametrize("positions", ["absolute", "rotary"])
+def test_bfloat16_on_a_cpu_is_explicit(precision, positions, monkeypatch):
+    "The rule of the module, and that the result is near the exact one."
+    module = randomise_(MultiHeadAttention(BertConfig(11, 24, 1, 4, 4, position_embedding_type=positions))).eval()
+    hidden = normal(2, 7, 24).float()
+    exact, calls = module(hidden)[0], []
+    count = lambda *given: calls.append(1) or attend(*given)  # noqa: E731
+    monkeypatch.setattr(attention, "attend", count)
+    if precision == "autocast":
+        with torch.autocast("cpu", torch.bfloat16): found = module(hidden)[0]
+    else: found = module.bfloat16()(hidden.bfloat16())[0]
+    assert calls == [1] and found.dtype == torch.bfloat16
+    assert_same(found.float(), exact, tol=6e-2)
+    module.float()(hidden)
+    assert calls == [1]
+
+
+def test_dropout_only_in_training():
+    config = BertConfig(11, 24, 1, 4, 4, attention_probs_dropout_prob=0.5)
+    module, hidden = randomise_(MultiHeadAttention(config).double()), normal(2, 7, 24)
+    still, seen = module.eval()(hidden, need_probs=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        noisy, probs = module.train()(hidden, need_probs=True)
+        assert (noisy - still).abs().max() > 1e-3
+        assert (module(hidden)[0] - still).abs().max() > 1e-3  # PyTorch's function too
+    assert_same(probs, seen)
+
+
+@pytest.mark.parametrize("mask", [
+    torch.ones(3, 3), torch.ones(3, 1, 1, 3, dtype=torch.long), torch.ones(3, 1, 1, 3, dtype=torch.bool), torch.ones(3, 1, 3),
+])
+def test_wrong_masks_are_refused(mask):
+    "Ones and zeros, or a shape that would broadcast along the wrong axes, since B = S."
+    module = MultiHeadAttention(BertConfig(11, 24, 1, 4, 4))
+    with pytest.raises(ValueError, match="(?s)shape .* type .*give numbers"): module(torch.zeros(3, 3, 24), mask)
+
+
+@drawn
+@given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 8), st.booleans(), st.integers(0, 99))
+def test_embeddings_by_hand(B, S, spare, rotary, seed):
+    "Three rows, one sum, the norm; a text too long for the table is refused."
+    positions = "rotary" if rotary else "absolute"
+    config = BertConfig(31, 12, 1, 2, 4, max_position_embeddings=S + spare, position_embedding_type=positions)
+    module = randomise_(Embeddings(config).double(), seed).eval()
+    g = torch.Generator().manual_seed(seed)
+    ids, types = torch.randint(31, (B, S), generator=g), torch.randint(2, (B, S), generator=g)
+    total = module.word_embeddings.weight[ids] + module.token_type_embeddings.weight[types]
+    if not rotary: total = total + module.position_embeddings.weight[:S]
+    centred = total - total.mean(-1, keepdim=True)
+    size = (centred.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+    assert_same(module(ids, types), centred / size * module.norm.weight + module.norm.bias)
+    if rotary: return
+    with pytest.raises(ValueError, match=f"{S + spare + 1} tokens, and the model knows {S + spare} positions"):
+        module(torch.ones(B, S + spare + 1, dtype=torch.long))
