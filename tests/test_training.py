@@ -1,0 +1,256 @@
+"""The loop against a plain one around Hugging Face's model; nothing lost, whatever happens."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from minibert.config import BertConfig
+from minibert.corpus import Corpus, load_documents, seeded
+from minibert.heads import BertForPreTraining
+from minibert.parity import assert_same
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.training import (
+    INPUTS, TrainingConfig, check_checkpoint, latest_checkpoint, make_optimizers, make_sampler,
+    only_run_in, parameter_groups, pretrain, resume, save_checkpoint, schedule_at, train_step)
+
+CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    documents = load_documents("stories", limit=60)
+    tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=500)
+    return Corpus.build(documents, tokenizer), tokenizer
+
+
+@pytest.fixture
+def small(texts):
+    return BertConfig(vocab_size=texts[1].vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                      intermediate_size=64, max_position_embeddings=64)
+
+
+def fresh(config): return BertForPreTraining(config, seeded(0, 0, 2))
+
+
+def equal(a, b): return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
+
+
+def steps_against_hf(texts, steps, optimizer_seed=0):
+    "The losses of `steps` of train_step and of a plain loop around HF's model, both in float64."
+    import transformers as hf
+
+    from minibert.weights import from_hf
+    corpus, tokenizer = texts
+    training = TrainingConfig(steps=steps, length=48, batch_size=8, learning_rate=1e-3)
+    sampler = make_sampler(corpus, tokenizer, training)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        theirs = hf.BertForPreTraining(hf.BertConfig(
+            vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+            intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0, attn_implementation="eager")).double().train()
+    ours = from_hf(theirs).train()
+    no_decay = [p for n, p in theirs.named_parameters() if "LayerNorm" in n or n.endswith("bias")]
+    decay = [p for n, p in theirs.named_parameters() if not ("LayerNorm" in n or n.endswith("bias"))]
+    adamw = torch.optim.AdamW([dict(params=decay, weight_decay=0.01), dict(params=no_decay, weight_decay=0.0)],
+                              lr=1e-3, betas=(0.9, 0.999), eps=1e-6)
+    warm = int(0.1 * steps)
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        adamw, lambda n: (n + 1) / warm if n + 1 <= warm else (steps - n) / (steps - warm))
+    optimizers = make_optimizers(ours, training)
+    for step in range(steps):
+        batch = {name: values for name, values in sampler.batch(step, 8).items() if name in INPUTS}
+        loss = theirs(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        adamw.step(); rate.step(); adamw.zero_grad()
+        yield train_step(ours, optimizers, batch, step, training)["loss"], loss.item()
+
+
+def test_hundred_steps_take_the_same_path_as_hf(texts):
+    differences = [abs(a - b) for a, b in steps_against_hf(texts, 100)]
+    print(f"largest difference of the losses: {max(differences):.1e}")
+    assert max(differences) < 1e-8
+
+
+def test_groups_are_a_partition(small):
+    model = fresh(small)
+    for optimizer in ("adamw", "muon"):
+        groups = parameter_groups(model, replace(CONFIG, optimizer=optimizer))
+        members = [id(p) for group in groups.values() for p in group]
+        assert sorted(members) == sorted({id(p) for p in model.parameters()})
+        names = {id(p): n for n, p in model.named_parameters()}
+        assert {names[id(p)] for p in groups["no_decay"]} == {n for n, p in model.named_parameters() if n.endswith("bias") or "norm" in n}
+
+
+@pytest.mark.parametrize("schedule", ["linear", "trapezoid"])
+@pytest.mark.parametrize("steps,warmup", [(1, 0.1), (2, 0.0), (7, 1.0), (1000, 0.06)])
+def test_schedule_stays_within_its_bounds(schedule, steps, warmup):
+    config = TrainingConfig(steps=steps, warmup=warmup, cooldown=0.0 if warmup == 1 else 0.2, schedule=schedule)
+    shares = [schedule_at(n, config) for n in range(steps)]
+    assert all(0 < share <= 1 for share in shares)
+
+
+def test_resume_is_bit_for_bit_after_damage(texts, small, tmp_path):
+    "A run stopped at 6, its newest checkpoint spoiled: it goes on from the one before."
+    sampler = make_sampler(*texts, CONFIG)
+    straight = fresh(small)
+    lines = pretrain(straight, sampler, CONFIG, progress=False)
+
+    def stop(history):
+        if history[-1]["step"] == 8: raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError): pretrain(fresh(small), sampler, CONFIG, tmp_path, on_log=stop, progress=False)
+    newest, _ = latest_checkpoint(tmp_path)
+    assert newest.name == "00000006"
+    spoiled = newest / "optimizer.safetensors"
+    spoiled.write_bytes(spoiled.read_bytes()[:-7])
+    with pytest.warns(UserWarning, match="optimizer.safetensors is not what was written"):
+        model, again = resume(tmp_path, sampler, progress=False)
+    assert equal(straight, model) and again == lines
+    assert [json.loads(line) for line in open(tmp_path / "metrics.jsonl")] == lines
+
+
+def test_half_written_line_of_metrics_is_dropped(texts, small, tmp_path):
+    sampler = make_sampler(*texts, CONFIG)
+    lines = pretrain(fresh(small), sampler, CONFIG, tmp_path, progress=False)
+    with open(tmp_path / "metrics.jsonl", "a") as file: file.write('{"step": 11, "los')
+    _, again = resume(tmp_path, sampler, progress=False)
+    assert again == lines and (tmp_path / "metrics.jsonl").read_text().count("\n") == len(lines)
+
+
+def test_only_whole_checkpoints_carry_the_name(texts, small, tmp_path, monkeypatch):
+    "A full disk in the middle of writing leaves the checkpoint before it, whole."
+    model, sampler = fresh(small), make_sampler(*texts, CONFIG)
+    optimizers = make_optimizers(model, CONFIG)
+    train_step(model, optimizers, sampler.batch(0, 4), 0, CONFIG)
+    save_checkpoint(tmp_path, 1, model, optimizers, {})
+    import minibert.training as training
+    written = []
+
+    def full(path, data):
+        if written: raise OSError(28, "No space left on device", str(path))
+        written.append(path)
+    monkeypatch.setattr(training, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"): save_checkpoint(tmp_path, 2, model, optimizers, {})
+    assert latest_checkpoint(tmp_path)[1]["step"] == 1
+
+
+def test_gradient_that_is_not_finite_stops_the_run(texts, small, tmp_path):
+    model, sampler = fresh(small), make_sampler(*texts, CONFIG)
+    with torch.no_grad(): model.nsp_head.weight[0, 0] = torch.inf
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    with pytest.raises(FloatingPointError, match="Step 1 has a loss of .*The batch is kept in"):
+        pretrain(model, sampler, CONFIG, tmp_path, progress=False)
+    assert (tmp_path / "batch-of-step-1.safetensors").exists()
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with only_run_in(tmp_path):
+        code = f"from minibert.training import only_run_in\nwith only_run_in({str(tmp_path)!r}): pass"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "Another process is training in" in done.stderr
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_resuming_something_else_is_refused_by_name(texts, small, tmp_path):
+    sampler = make_sampler(*texts, CONFIG)
+    pretrain(fresh(small), sampler, CONFIG, tmp_path, progress=False)
+    with pytest.raises(ValueError, match="training.seed was 0 and is 7"):
+        resume(tmp_path, sampler, replace(CONFIG, seed=7), progress=False)
+    other = Corpus.build(load_documents("stories", limit=50), texts[1])
+    with pytest.raises(ValueError, match="corpus"):
+        resume(tmp_path, make_sampler(other, texts[1], CONFIG), progress=False)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        pretrain(fresh(small), sampler, CONFIG, tmp_path, progress=False)
+
+
+def test_batch_does_not_depend_on_what_was_drawn_before(texts):
+    one, two = make_sampler(*texts, CONFIG), make_sampler(*texts, CONFIG)
+    for step in (5, 1, 3): one.batch(step, 4)
+    a, b = one.batch(2, 4), two.batch(2, 4)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+KILLED = """
+import sys
+from minibert.config import BertConfig
+from minibert.corpus import Corpus, load_documents, seeded
+from minibert.heads import BertForPreTraining
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.training import TrainingConfig, latest_checkpoint, make_sampler, pretrain, resume
+documents = load_documents("stories", limit=60)
+tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=500)
+config = TrainingConfig(steps=60, length=32, batch_size=4, log_steps=2, checkpoint_steps=2, optimizer="muon")
+sampler = make_sampler(Corpus.build(documents, tokenizer), tokenizer, config)
+sizes = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                   intermediate_size=64, max_position_embeddings=64)
+print("ready", flush=True)
+try: resume(sys.argv[1], sampler, progress=False)
+except FileNotFoundError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], progress=False)
+print("done", flush=True)
+"""
+
+
+def killed_at_random(folder, kills, seed):
+    "Run, kill with SIGKILL at random moments, go on, until it is done."
+    generator = seeded(seed)
+    for kill in range(kills + 1):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE, text=True,
+                                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert process.stdout.readline() == "ready\n"
+        if kill == kills:
+            assert process.communicate()[0].endswith("done\n")
+            return
+        time.sleep(0.6 * torch.rand((), generator=generator).item())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    killed_at_random(folder, 0, 0)
+    return folder
+
+
+def assert_equal_runs(a, b):
+    assert (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (a / "checkpoints/00000060" / name).read_bytes() == (b / "checkpoints/00000060" / name).read_bytes()
+
+
+def test_killed_three_times_nothing_is_lost(tmp_path, never_stopped):
+    killed_at_random(tmp_path, 3, 1)
+    assert_equal_runs(tmp_path, never_stopped)
+
+
+@pytest.mark.slow
+def test_killed_thirty_times_nothing_is_lost(tmp_path, never_stopped):
+    killed_at_random(tmp_path, 30, 2)
+    assert_equal_runs(tmp_path, never_stopped)
+
+
+def test_config_survives_json(): assert TrainingConfig(**json.loads(json.dumps(asdict(CONFIG)))) == CONFIG
+
+
+def test_a_checkpoint_without_state_is_damaged(tmp_path):
+    (tmp_path / "00000001").mkdir()
+    with pytest.raises(ValueError, match="is damaged"): check_checkpoint(tmp_path / "00000001")
+
+
+def test_losses_of_float64_stay_float64(texts, small):
+    model, sampler = fresh(small).double(), make_sampler(*texts, CONFIG)
+    config = replace(CONFIG, optimizer="adamw")
+    metrics = train_step(model, make_optimizers(model, config), sampler.batch(0, 4), 0, config)
+    batch = {name: values for name, values in sampler.batch(0, 4).items() if name in INPUTS}
+    again = fresh(small).double()
+    with torch.random.fork_rng():
+        torch.manual_seed(seeded(config.seed, 0, 1).initial_seed())
+        assert_same(torch.tensor(metrics["loss"], dtype=torch.float64), again.train()(**batch).loss.detach(), tol=1e-12)
