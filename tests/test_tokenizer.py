@@ -1,0 +1,328 @@
+"""The tokenizer beside the `tokenizers` library: every code point, hostile strings, learning, files."""
+import json
+import pickle
+import tracemalloc
+from functools import lru_cache
+
+import pytest
+import transformers as hf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, normalizers, pre_tokenizers
+from tokenizers.implementations import BertWordPieceTokenizer
+
+from minibert.tokenizer import (
+    SPECIALS, Cleaner, WordPieceTokenizer, align, count_words, first_pieces, fit_lengths,
+    learn_pieces, place_pieces)
+
+A, B = "anna lost her red ball .", "she found it under the bed ."
+RULES = {  # ours, theirs
+    "uncased": (dict(), dict(lowercase=True)),
+    "cased": (dict(lowercase=False), dict(lowercase=False)),
+    "accents": (dict(strip_accents=False), dict(lowercase=True, strip_accents=False)),
+    "stripped": (dict(lowercase=False, strip_accents=True, tokenize_chinese_chars=False),
+                 dict(lowercase=False, strip_accents=True, handle_chinese_chars=False)),
+}
+POOLS = [  # where hostile characters come from
+    "abcdefgABCDEFG 0123.,'[]##", " \t\n\r\x0b\x1c\x85\u00a0\u2003\u2028\u3000", "\x00\x01\u200b\ufeff\u00ad\ufffd",
+    "\u0300\u0301\u0316\u0345\u0338\u05b0\u093c\u0e31\u0f73\u0344", "\u302e\u302f\u1b44\u1baa\ua953\U0001d165\U0001d16d\u1dfb\u08d4\u08e1",
+    "\U00011442\U0001e001\U0001e944\u0898\u1ac1\u1715\U00016ff0\U00011938\U0001193d", "éÉṩÅﬁßẞİıΣσς\u1e9b", "東京豈\u2f00か가각가",
+    "👩\u200d👧🏽🇬🇧\ufe0f", "שלום\u200fمرحبا", "ＡＢｃ１", "«»—…¿\u2e43\u166d\u1734$+<=>^`|~©",
+]
+SPECIAL_TEXTS = [*SPECIALS, "[mask]", "a[MASK]b", "a" * 100, "b" * 101, "é" * 100, "##ed", "[[SEP]]"]
+HOSTILE = st.one_of(st.text("".join(POOLS), max_size=24), *(st.text(pool, max_size=6) for pool in POOLS[1:6]))
+STRING = st.lists(st.one_of(HOSTILE, st.text(max_size=12), st.sampled_from(SPECIAL_TEXTS)), max_size=3).map("".join)
+
+
+@lru_cache
+def bert_vocab(folder):
+    return (folder / "bert-base-uncased" / "vocab.txt").read_text(encoding="utf8").split("\n")[:-1]
+
+
+@pytest.fixture(scope="session")
+def tokenizers(shared_data):
+    "Ours and theirs for each set of rules, with BERT's own vocabulary."
+    vocab = {piece: k for k, piece in enumerate(bert_vocab(shared_data))}
+    return {name: (WordPieceTokenizer(vocab, **ours, cache_size=500), BertWordPieceTokenizer(vocab, **theirs))
+            for name, (ours, theirs) in RULES.items()}
+
+
+@pytest.fixture(scope="session")
+def wikitext(shared_data):
+    from datasets import load_dataset
+    return {split: list(load_dataset(str(shared_data / "wikitext"), "wikitext-2-v1", split=split)["text"])
+            for split in ("train", "validation")}
+
+
+def check_same(ours, theirs, text, pair=None):
+    mine, other = ours.encode(text, pair, truncation=False, return_offsets=True), theirs.encode(text, pair)
+    assert mine["input_ids"] == other.ids
+    assert mine["offset_mapping"] == other.offsets
+    assert mine["token_type_ids"] == other.type_ids
+    assert mine["attention_mask"] == other.attention_mask
+    if pair is None:
+        ids = other.ids[1:-1]
+        assert ours.tokenize(text) == other.tokens[1:-1]
+        assert [k for k, _ in place_pieces(text, ours)] == ids
+        clean = " ".join(ours.clean(text).split())
+        if not set(ids) & set(ours.special_ids): assert ours.decode(ids) == clean
+
+
+def check_truncated(ours, theirs, text, pair, length):
+    theirs.enable_truncation(length, strategy="longest_first")
+    try: other = theirs.encode(text, pair)
+    finally: theirs.no_truncation()
+    mine = ours.encode(text, pair, max_length=length, return_offsets=True)
+    assert (mine["input_ids"], mine["offset_mapping"], mine["token_type_ids"]) == (other.ids, other.offsets, other.type_ids)
+
+
+def strings(examples):
+    "A test of `examples` strings, each alone, in a pair, and cut."
+    def decorate(test):
+        return settings(max_examples=examples, deadline=None, derandomize=True, database=None,
+                        suppress_health_check=list(HealthCheck))(given(text=STRING, pair=STRING, length=st.integers(3, 12))(test))
+    return decorate
+
+
+def check_string(tokenizers, text, pair, length):
+    for name in RULES: check_same(*tokenizers[name], text)
+    for name in ("uncased", "cased"):
+        check_same(*tokenizers[name], text, pair)
+        check_truncated(*tokenizers[name], text, pair, length)
+
+
+@strings(2_000)
+def test_strings(tokenizers, text, pair, length):
+    check_string(tokenizers, text, pair, length)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@strings(100_000)
+def test_100_000_strings(tokenizers, text, pair, length):
+    check_string(tokenizers, text, pair, length)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_code_points(rules):
+    "A sample of code points, each between two letters; all of those below 0x3000."
+    codes = [*range(0x3000), *range(0x3000, 0x20000, 11), *range(0x20000, 0x110000, 499)]
+    check_code_points(rules, codes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", RULES)
+def test_every_code_point(rules):
+    check_code_points(rules, range(0x110000))
+
+
+def check_code_points(rules, codes):
+    ours, theirs = RULES[rules]
+    clean = Cleaner(ours.get("lowercase", True), ours.get("strip_accents"), ours.get("tokenize_chinese_chars", True))
+    normalizer = normalizers.BertNormalizer(clean_text=True, **{"handle_chinese_chars": True, "strip_accents": None} | theirs)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    wrong = []
+    for code in codes:
+        if 0xD800 <= code < 0xE000: continue
+        text = f"a{chr(code)}b"
+        expected = [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+        if clean(text).split() != expected or align(text, clean)[0].split() != expected: wrong.append(hex(code))
+    assert not wrong
+
+
+def test_validation_text(tokenizers, wikitext):
+    ours, theirs = tokenizers["uncased"]
+    lines = wikitext["validation"]
+    expected = [e.ids for e in theirs.encode_batch(lines, add_special_tokens=False)]
+    assert [ours.ids(line) for line in lines] == expected
+    assert ours.ids("".join(lines)) == [k for ids in expected for k in ids]
+
+
+def learn_theirs(texts, size, extra=(), **options):
+    theirs = BertWordPieceTokenizer(lowercase=True)
+    theirs.train_from_iterator(texts, vocab_size=size, show_progress=False, special_tokens=[*SPECIALS, *extra], **options)
+    return sorted(theirs.get_vocab(), key=theirs.token_to_id)
+
+
+def check_learning(texts, size, **options):
+    "Told our order of the characters they learn our pieces; told theirs, we learn theirs."
+    limit = options.pop("limit_alphabet", 1000)
+    frequency = options.get("min_frequency", 2)
+    ours = WordPieceTokenizer.train(texts, size, min_frequency=frequency, limit_alphabet=limit).pieces
+    words = count_words(texts, Cleaner())
+    alphabet = first_pieces(words, limit)
+    assert learn_theirs(texts, size, alphabet, min_frequency=frequency, limit_alphabet=limit) == ours
+    alone = learn_theirs(texts, size, min_frequency=frequency, limit_alphabet=limit)
+    assert learn_pieces(words, size, frequency, alphabet=alone[5:5 + len(alphabet)]) == alone
+    return ours, alone
+
+
+def test_learns_the_same_8192(wikitext):
+    ours, alone = check_learning(wikitext["train"], 8192)
+    assert len(ours) == 8192
+    assert len(set(ours) - set(alone)) < 20  # ties alone
+
+
+@pytest.mark.parametrize("text", ["aaaa aaa aaaaa baaab aa " * 3, "abab abab ab ba bab abcabcabc bcab " * 2,
+                                  "She sells sea-shells; shells she sells. Café ÇA naïve 東京 " * 2])
+@pytest.mark.parametrize("frequency", [1, 2, 5])
+def test_learns_the_same_on_strange_texts(text, frequency):
+    check_learning([text, "aab"], 60, min_frequency=frequency)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.text("abc ", min_size=3, max_size=40), min_size=1, max_size=8).filter(lambda t: any(x.strip() for x in t)),
+       st.integers(11, 40), st.integers(1, 3))
+def test_learns_the_same_on_any_text(texts, size, frequency):
+    check_learning(texts, size, min_frequency=frequency)
+
+
+def test_rare_characters_are_left_out():
+    ours, _ = check_learning(["aaab aabb bbbb cab zb bz" * 2], 30, limit_alphabet=2)
+    assert "z" not in ours and "##c" not in ours
+
+
+STRATEGIES = [(n, m, room) for n in range(9) for m in range(9) for room in range(10)]
+
+
+def test_truncation_equals_theirs():
+    vocab = {p: k for k, p in enumerate([*SPECIALS, "a"])}
+    ours, theirs = WordPieceTokenizer(vocab), BertWordPieceTokenizer(vocab)
+    for n, m, room in STRATEGIES:
+        for strategy in ("longest_first", "only_first", "only_second"):
+            theirs.enable_truncation(room + 3, strategy=strategy)
+            try: expected = theirs.encode("a " * n, "a " * m).ids
+            except Exception: expected = None
+            if room == 0 and strategy != "longest_first": continue  # they empty both then, we refuse
+            try: mine = ours.encode("a " * n, "a " * m, max_length=room + 3, truncation=strategy)["input_ids"]
+            except ValueError: mine = None
+            assert mine == expected, (n, m, room, strategy)
+
+
+def test_padding_and_batches():
+    tokenizer = WordPieceTokenizer([*SPECIALS, *A.split(), *B.split()[:-1]])
+    batch = tokenizer.encode_batch([A, (A, B), B], return_tensors="pt", return_offsets=True)
+    assert batch["input_ids"].shape == (3, 16) and batch["offset_mapping"].shape == (3, 16, 2)
+    for row, item in enumerate([(A,), (A, B), (B,)]):
+        alone = tokenizer.encode(*item)
+        n = len(alone["input_ids"])
+        assert batch["input_ids"][row, :n].tolist() == alone["input_ids"]
+        assert batch["attention_mask"][row].tolist() == [1] * n + [0] * (16 - n)
+        assert (batch["input_ids"][row, n:] == tokenizer.pad_id).all()
+    full = tokenizer.encode_batch([A], max_length=20, padding="max_length")
+    assert len(full["input_ids"][0]) == 20
+    assert [len(r) for r in tokenizer.encode_batch([A, (A, B)], padding=False)["input_ids"]] == [8, 16]
+
+
+def test_decode_equals_theirs():
+    tokenizer = WordPieceTokenizer([*SPECIALS, "a", "##b", "c", "."])
+    theirs = decoders.WordPiece(prefix="##", cleanup=False)
+    for ids in ([5, 6, 7, 8], [6, 5, 6, 6], [7], []):
+        assert tokenizer.decode(ids) == theirs.decode([tokenizer.pieces[k] for k in ids])
+    assert tokenizer.decode([2, 5, 6, 3]) == "ab"
+    assert tokenizer.decode([2, 5, 3], skip_special_tokens=False) == "[CLS] a [SEP]"
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_transformers_opens_what_we_save(rules, tokenizers, tmp_path):
+    ours = WordPieceTokenizer(tokenizers[rules][0].vocab, **RULES[rules][0], max_length=77)
+    ours.save_pretrained(tmp_path)
+    theirs = hf.AutoTokenizer.from_pretrained(tmp_path)
+    again = WordPieceTokenizer.from_pretrained(tmp_path)
+    assert type(theirs).__name__.startswith("BertTokenizer") and len(theirs) == ours.vocab_size
+    assert theirs.model_max_length == again.max_length == 77 and theirs.mask_token_id == ours.mask_id
+    for text in [*SPECIAL_TEXTS, *POOLS, A, "Café ÉTÉ, naïve 東京 ok", ""]:
+        for pair in (None, B):
+            expected = theirs(text, pair, return_offsets_mapping=True)
+            for mine in (ours, again):
+                got = mine.encode(text, pair, truncation=False, return_offsets=True)
+                assert {k: list(v) for k, v in got.items()} == {k: list(expected[k]) for k in got}
+
+
+def test_tokenizer_json_is_what_tokenizers_writes(tmp_path):
+    vocab = [*SPECIALS, "a", "é", "##東"]
+    WordPieceTokenizer(vocab).save_pretrained(tmp_path)
+    BertWordPieceTokenizer({p: k for k, p in enumerate(vocab)}).save(str(tmp_path / "theirs.json"))
+    ours, theirs = (json.loads((tmp_path / name).read_text(encoding="utf8")) for name in ("tokenizer.json", "theirs.json"))
+    ours.pop("post_processor"), theirs.pop("post_processor")  # a template, as transformers writes it; theirs is fixed
+    assert ours == theirs
+
+
+def test_vocab_alone_and_json_alone(tmp_path):
+    tokenizer = WordPieceTokenizer([*SPECIALS, "A", "a"], lowercase=False)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    assert WordPieceTokenizer.from_pretrained(tmp_path).tokenize("A a") == ["A", "a"]
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert WordPieceTokenizer.from_pretrained(tmp_path).tokenize("A a") == ["A", "a"]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join(tokenizer.pieces).encode())
+    assert WordPieceTokenizer.from_pretrained(tmp_path).tokenize("A a") == ["a", "a"]
+
+
+def refused(kind, words, call, *args, **options):
+    with pytest.raises(kind) as caught: call(*args, **options)
+    message = str(caught.value)
+    assert words in message and message.endswith("."), message
+
+
+def test_refusals(tmp_path):
+    t = WordPieceTokenizer([*SPECIALS, "a", "b"])
+    for call in (t.ids, t.encode, t.tokenize): refused(ValueError, "surrogate", call, "x\ud800y")
+    refused(ValueError, "surrogate", WordPieceTokenizer.train, ["a\udfff"])
+    refused(TypeError, "reads str", t.ids, b"bytes")
+    refused(TypeError, "reads str", t.ids, None)
+    refused(ValueError, "no room for the 3", t.encode, "a", "b", max_length=2)
+    refused(ValueError, "no room for the 2", t.encode, "a", max_length=1)
+    refused(ValueError, "nothing of the second", t.encode, "a a a", "b", max_length=5, truncation="only_second")
+    refused(ValueError, "no truncation", t.encode, "a", truncation="middle")
+    refused(ValueError, "batch", t.encode_batch, [])
+    refused(ValueError, "batch", t.encode_batch, [("a", "b", "a")])
+    refused(ValueError, "several lengths", t.encode_batch, ["a", "a b"], padding=False, return_tensors="pt")
+    refused(ValueError, "return_tensors", t.encode_batch, ["a"], return_tensors="tf")
+    refused(ValueError, "not all in", t.decode, [99])
+    refused(ValueError, "has no room", WordPieceTokenizer.train, ["some text"], 10)
+    refused(ValueError, "no word", WordPieceTokenizer.train, [])
+    refused(ValueError, "no word", WordPieceTokenizer.train, ["  ", "\n"])
+    refused(TypeError, "one str", WordPieceTokenizer.train, "some text")
+    refused(ValueError, "[MASK]", WordPieceTokenizer, SPECIALS[:4])
+    refused(ValueError, "stand twice", WordPieceTokenizer, [*SPECIALS, "a", "a"])
+    refused(ValueError, "must be 0 to", WordPieceTokenizer, {p: 2 * k for k, p in enumerate(SPECIALS)})
+    refused(FileNotFoundError, "no file", WordPieceTokenizer.from_vocab, tmp_path / "none.txt")
+    refused(FileNotFoundError, "neither", WordPieceTokenizer.from_pretrained, tmp_path)
+    refused(FileNotFoundError, "nobody", WordPieceTokenizer.from_pretrained, "nobody/nothing", local_files_only=True)
+    refused(FileNotFoundError, "no folder", WordPieceTokenizer.from_pretrained, "./no/such/folder")
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}}}')
+    refused(ValueError, "BPE", WordPieceTokenizer.from_pretrained, tmp_path)
+
+
+def test_cache_is_bounded_and_changes_nothing():
+    words = [f"word{k}" for k in range(3000)]
+    text = " ".join(words) + " " + "x" * 100_000 + " \n" + "\u4e00" * 10_000
+    t = {size: WordPieceTokenizer.train([A, B, "word0123456789"], 80, min_frequency=1, cache_size=size) for size in (0, 7, 1000)}
+    ids = [k for k, _ in place_pieces(text, t[0])]
+    for size, tokenizer in t.items():
+        assert tokenizer.ids(text) == ids
+        assert len(tokenizer.cache) <= size and max(map(len, tokenizer.cache), default=0) <= 64
+
+
+def test_memory_is_bounded():
+    tokenizer = WordPieceTokenizer([*SPECIALS, "a"], cache_size=2000)
+    tracemalloc.start()
+    for k in range(200): tokenizer.ids(" ".join(f"{k}x{j}é{j}" for j in range(200)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3_000_000
+
+
+def test_pickles():
+    tokenizer = WordPieceTokenizer.train([A, B], 70, min_frequency=1)
+    tokenizer.ids(A)
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.encode(A, B) == tokenizer.encode(A, B) and again.ids("ball her") == tokenizer.ids("ball her")
+
+
+def test_fit_lengths_keeps_the_room():
+    for n, m, room in STRATEGIES:
+        a, b = fit_lengths(n, m, room)
+        assert a + b == min(n + m, room) and a <= n and b <= m
