@@ -143,19 +143,19 @@ def split_batch(
     columns = {name: batch[name].tensor_split(parts) for name in INPUTS}
     return (dict(zip(columns, part)) for part in zip(*columns.values()))
 
-# %% ../nbs/14_training.ipynb #3c4f4fe2
+# %% ../nbs/14_training.ipynb #9adf296b
 def forward_backward(
     model: nn.Module,  # a BertForPreTraining
     batch: dict[str, Tensor],  # INPUTS, (B, S) and (B,)
     config: TrainingConfig,
 ) -> dict[str, float]:  # loss, mlm_loss, nsp_loss of the whole batch
     "Add the gradient of the whole batch, part by part, each counted by its share."
-    predicted, pairs = (batch["labels"] != -100).sum(), len(batch["labels"])
+    predicted, pairs = (batch["labels"] != -100).sum().item(), len(batch["labels"])
     bfloat16, losses = config.precision == "bfloat16", 0
     half = torch.autocast(batch["labels"].device.type, torch.bfloat16, enabled=bfloat16)
     for part in split_batch(batch, config.accumulate):
         with half: out = model(**part)
-        mlm = out.mlm_loss * ((part["labels"] != -100).sum() / predicted)
+        mlm = out.mlm_loss * ((part["labels"] != -100).sum().item() / predicted)
         nsp = out.nsp_loss * (len(part["labels"]) / pairs)
         (mlm + nsp).backward()
         losses = losses + torch.stack([mlm.detach(), nsp.detach()])
