@@ -1,0 +1,136 @@
+"""What BERT in NumPy (chapters 19 to 21) costs, and what it learns. Run by hand, from the root:
+
+    python benchmarks/numpy_bert.py speed                      a training step beside PyTorch's, interleaved
+    python benchmarks/numpy_bert.py parts                      where the time of a step goes
+    python benchmarks/numpy_bert.py train stories "" 1200      a run and its held-out figures
+    python benchmarks/numpy_bert.py train FOLDER NAME [STEPS]  the same on a data set, as wikitext wikitext-2-v1
+
+The configuration is that of chapter 21: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
+"""
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+
+from minibert.config import BertConfig
+from minibert.corpus import Corpus, load_documents
+from minibert.heads import BertForPreTraining
+from minibert.numpy_bert import layers
+from minibert.numpy_bert import model as backward_module
+from minibert.numpy_bert.layers import forward, from_state_dict
+from minibert.numpy_bert.model import backward
+from minibert.numpy_bert.training import (
+    as_arrays, clip_, evaluate_numpy, first_moments, adamw_, gradients, norms_by_part, pretrain_numpy, update_)
+from minibert.pairs import PairSampler
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.training import TrainingConfig, keep_freed_memory, make_optimizers, train_step
+from minibert.weights import to_hf
+
+CONFIG = BertConfig(8192, 192, 3, 4, 768, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+B, S = 8, 64
+
+
+def synthetic(seed):
+    "A batch of B full rows, 15 % of them predicted."
+    dice = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, CONFIG.vocab_size, (B, S), generator=dice)
+    labels = ids.masked_fill(torch.rand(B, S, generator=dice) >= 0.15, -100)
+    types = (torch.arange(S) >= S // 2).long().expand(B, S).contiguous()
+    return dict(input_ids=ids, token_type_ids=types, attention_mask=torch.ones_like(ids), labels=labels,
+                next_sentence_label=torch.randint(2, (B,), generator=dice))
+
+
+def speed(steps=40):
+    "The same weights and batches on both sides, one step of each in turn; medians, and the median of the ratios."
+    keep_freed_memory()
+    model = BertForPreTraining(CONFIG, torch.Generator().manual_seed(0)).train()
+    params = from_state_dict(to_hf(model), CONFIG)
+    training = TrainingConfig(steps=1000, batch_size=B, length=S)
+    optimizers, moments = make_optimizers(model, training), first_moments(params)
+    seconds = {"torch": [], "numpy": []}
+    for step in range(steps + 5):
+        batch = synthetic(step)
+        for name in sorted(seconds, reverse=step % 2):
+            start = time.perf_counter()
+            if name == "torch": train_step(model, optimizers, batch, step, training)
+            else: update_(params, CONFIG, moments, as_arrays(batch), step, training)
+            seconds[name].append(time.perf_counter() - start)
+    ratios = [n / t for n, t in zip(seconds["numpy"][5:], seconds["torch"][5:])]
+    middle = {name: statistics.median(values[5:]) for name, values in seconds.items()}
+    q = statistics.quantiles(ratios, n=4)
+    print(f"{torch.get_num_threads()} threads of {os.cpu_count()} processors; {steps} steps of each, in turn")
+    print(f"torch {1e3 * middle['torch']:.0f} ms, numpy {1e3 * middle['numpy']:.0f} ms: "
+          f"median ratio {statistics.median(ratios):.2f} (quartiles {q[0]:.2f} to {q[2]:.2f})")
+
+
+def parts(steps=30):
+    "Each function's own time in a step, the functions that it calls not counted twice."
+    keep_freed_memory()
+    params = layers.first_weights(CONFIG)
+    moments, spent, stack = first_moments(params), {}, []
+
+    def timed(name, function):
+        def run(*args, **kwargs):
+            start = time.perf_counter()
+            stack.append(0.0)
+            try: return function(*args, **kwargs)
+            finally:
+                whole = time.perf_counter() - start
+                spent[name] = spent.get(name, 0.0) + whole - stack.pop()
+                if stack: stack[-1] += whole
+        return run
+
+    for module, names in ((layers, "linear layer_norm gelu softmax attention cross_entropy embed"),
+                          (backward_module, "linear_backward layer_norm_backward gelu_backward softmax_backward "
+                           "attention_backward cross_entropy_backward embed_backward")):
+        for name in names.split():
+            wrapped = timed(name, getattr(module, name))
+            setattr(module, name, wrapped)
+    for step in range(steps + 3):
+        if step == 3: spent.clear()
+        batch = as_arrays(synthetic(step))
+        _, cache = timed("the rest", forward)(params, CONFIG, batch)
+        grads = timed("the rest", backward)(cache)
+        timed("clip_", clip_)(grads, 1.0)
+        timed("adamw_", adamw_)(params, grads, moments, step + 1, 1e-4)
+    total = sum(spent.values())
+    for name, value in sorted(spent.items(), key=lambda item: -item[1]):
+        print(f"{name:24}{1e3 * value / steps:7.1f} ms {value / total:6.1%}")
+    print(f"{'a step':24}{1e3 * total / steps:7.1f} ms")
+
+
+def train(source, name=None, steps="1500"):
+    "Pre-train on 32 rows a step, in parts of 8, and measure on held-out text."
+    keep_freed_memory()
+    load = lambda split: load_documents(source, name, split)
+    tokenizer = WordPieceTokenizer.train((s for d in load("train") for s in d), vocab_size=CONFIG.vocab_size)
+    corpus, other = (Corpus.build(load(split), tokenizer) for split in ("train", "validation"))
+    config = replace(CONFIG, vocab_size=tokenizer.vocab_size)
+    training = TrainingConfig(steps=int(steps), batch_size=32, accumulate=4, length=S, learning_rate=1e-3, log_steps=25)
+    counts = np.bincount(np.asarray(corpus.ids), minlength=tokenizer.vocab_size)
+    held_out = PairSampler(other, tokenizer, S, seed=1)
+    print(json.dumps(dict(vocab_size=tokenizer.vocab_size, tokens=corpus.n_tokens, held_out_tokens=other.n_tokens)), flush=True)
+    for split in ("train", "validation"):
+        words = [word for document in load(split) for sentence in document for word in sentence.split()]
+        print(f"share of <unk> among the words of {split}: {words.count('<unk>') / len(words):.1%}", flush=True)
+    start = time.perf_counter()
+    params, history = pretrain_numpy(config, PairSampler(corpus, tokenizer, S, seed=0), training,
+                                     on_log=lambda lines: print(json.dumps(lines[-1]), flush=True))
+    minutes = (time.perf_counter() - start) / 60
+    found = evaluate_numpy(params, config, held_out, counts, batches=32)
+    drawn = as_arrays(PairSampler(corpus, tokenizer, S, seed=0).batch(training.steps, 32))
+    _, grads = gradients(params, config, drawn, 4)
+    finite = all(bool(np.isfinite(g).all()) for g in grads.values())
+    print(json.dumps(dict(minutes=round(minutes, 1), steps=training.steps, finite=finite, gradient_norms=norms_by_part(grads), **found)))
+
+
+if __name__ == "__main__":
+    {"speed": speed, "parts": parts, "train": train}.get(sys.argv[1] if sys.argv[1:] else "", lambda *_: sys.exit(__doc__))(*sys.argv[2:])
