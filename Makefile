@@ -30,10 +30,10 @@ demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about 
 
 test: lint  ## everything that CI checks
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
-	$(BIN)/python -m pytest -q tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
 
 test-slow: $(VENV)/.installed-dev  ## the long checks: many configurations, wrong implementations, kills
-	$(BIN)/python -m pytest -q tests -m slow --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
 
 lint: $(VENV)/.installed-dev  ## the linter alone
 	$(BIN)/ruff check minibert nbs tests benchmarks

@@ -41,7 +41,7 @@ from minibert.weights import (
     compare_with_hf, comparison_table, fill_mask, load_pretrained, next_sentence,
     save_pretrained)
 
-# %% ../nbs/90_cli.ipynb #1c4e46d5
+# %% ../nbs/90_cli.ipynb #6d588bd7
 @dataclass(frozen=True)
 class Pretrain(TrainingConfig):
     "Learn a vocabulary, build a BERT, pre-train it, measure it, keep it in a folder."
@@ -58,6 +58,7 @@ class Pretrain(TrainingConfig):
     recipe: Literal["own", "bert"] = "own"  # bert: the paper's optimizer and dropout
     print_config: bool = False  # print every option as YAML, and do nothing else
     steps: int = 2500  # updates of the weights
+    batch_size: int = 64  # pairs in a step
     length: int = 64  # tokens in a pair, the three specials included
     optimizer: Literal["adamw", "muon"] = "muon"  # muon: for the layers' matrices
     learning_rate: Annotated[  # the peak, for adamw
