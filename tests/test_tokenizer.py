@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 import transformers as hf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
@@ -98,9 +98,13 @@ def test_strings(tokenizers, text, pair, length):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@strings(100_000)
-def test_100_000_strings(tokenizers, text, pair, length):
-    check_string(tokenizers, text, pair, length)
+@pytest.mark.parametrize("part", range(4))
+def test_100_000_strings(tokenizers, part):
+    "In four parts, which the workers share."
+    @seed(part)
+    @strings(25_000)
+    def check(text, pair, length): check_string(tokenizers, text, pair, length)
+    check()
 
 
 @pytest.mark.parametrize("rules", RULES)

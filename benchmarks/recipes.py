@@ -1,0 +1,95 @@
+"""Quality for time: train each recipe for the same minutes, measure all on the same held-out text.
+
+    python benchmarks/recipes.py --data ../shared/data/wikitext --name wikitext-2-v1 --minutes 3 \\
+        "size=mini" "size=mini position_embedding_type=rotary" "size=tiny learning_rate=4e-3 dropout=0.1"
+
+Each argument is one recipe: what it changes of the command's own default. Every result is
+added to --out at once, so a search that is stopped keeps what it has tried.
+"""
+import argparse
+import json
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+
+import yaml
+
+from minibert.cli import HELD_OUT_SEED, Pretrain, best_precision, prepare, steps_in
+from minibert.config import BertConfig, write_whole
+from minibert.corpus import Corpus, seeded
+from minibert.evaluation import evaluate_pretraining
+from minibert.heads import BertForPreTraining
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.training import TrainingConfig, keep_freed_memory, make_sampler, pretrain
+from minibert.weights import save_pretrained
+
+KEPT = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "nsp_loss")
+
+
+def open_data(arguments) -> tuple[Path, WordPieceTokenizer]:
+    folder = Path(arguments.work)
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        prepare(Pretrain(dataset=arguments.data, name=arguments.name), folder)
+    return folder, WordPieceTokenizer.from_pretrained(folder)
+
+
+def recipe_of(words: str) -> dict:
+    return {key: yaml.safe_load(value) for key, value in (word.split("=") for word in words.split())}
+
+
+def configs(recipe: dict, tokenizer) -> tuple[BertConfig, TrainingConfig]:
+    "The model's and the loop's config: the command's defaults, changed by the recipe."
+    default = Pretrain()
+    loop = {f.name: getattr(default, f.name) for f in fields(TrainingConfig)}
+    loop["precision"] = best_precision()
+    recipe = dict(recipe)
+    size, dropout = recipe.pop("size", default.size), recipe.pop("dropout", default.dropout)
+    sizes = {key: recipe.pop(key) for key in list(recipe) if key in BertConfig.__dataclass_fields__}
+    training = TrainingConfig(**loop | recipe)
+    return BertConfig.preset(
+        size, vocab_size=tokenizer.vocab_size, max_position_embeddings=training.length,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **sizes), training
+
+
+def add_result(out: Path, line: dict) -> None:
+    "Print a result and add it to the file of all."
+    print(json.dumps(line), flush=True)
+    lines = json.loads(out.read_text()) if out.exists() else []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, json.dumps(lines + [line], indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--data", default="stories")
+    parser.add_argument("--name")
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--steps", type=int, help="instead of the minutes")
+    parser.add_argument("--work", default="runs/recipes", help="where the ids are kept")
+    parser.add_argument("--save", help="a folder for the checkpoints and the last model")
+    parser.add_argument("--out", default="benchmarks/results/recipes.json")
+    arguments = parser.parse_args()
+    folder, tokenizer = open_data(arguments)
+    train, held_out = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "held-out"))
+    keep_freed_memory()
+    for words in arguments.recipes:
+        model_config, training = configs(recipe_of(words), tokenizer)
+        model = BertForPreTraining(model_config, seeded(training.seed, 0, 2))
+        sampler = make_sampler(train, tokenizer, training)
+        steps = arguments.steps or steps_in(arguments.minutes, model, sampler, training)
+        training = replace(training, steps=steps)
+        start = time.perf_counter()
+        pretrain(model, sampler, training, arguments.save)
+        seconds = time.perf_counter() - start
+        ruler = make_sampler(held_out, tokenizer, replace(training, seed=HELD_OUT_SEED, mask_probability=0.15))
+        figures = evaluate_pretraining(model, ruler)
+        line = dict(recipe=words, data=arguments.data, minutes=arguments.minutes, steps=steps,
+                    seconds=round(seconds, 1), **{key: round(figures[key], 4) for key in KEPT})
+        add_result(Path(arguments.out), line)
+        if arguments.save: save_pretrained(model, tokenizer, arguments.save)
+
+
+if __name__ == "__main__":
+    main()
