@@ -23,7 +23,7 @@ setup(
     include_package_data=True,
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split()},
+    extras_require={"dev": cfg["dev_requirements"].split(), "extra": cfg["extra_requirements"].split()},
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": ["minibert=minibert._modidx:d"]},
     zip_safe=False,
 )
