@@ -4,12 +4,14 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from letters import Letters, told_text
 
 from minibert import corpus as module
 from minibert.corpus import Corpus, Oracle, best_masked_accuracy, load_documents, seeded, split_sentences, stories
@@ -300,3 +302,264 @@ def test_nothing_is_unpickled(tmp_path):
     Corpus.build(documents(), words, tmp_path / "c")
     np.save(tmp_path / "c/ids.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="damaged"): Corpus.open(tmp_path / "c", words)
+
+
+# ---- more text than memory: shards, kills, streams
+
+ROOT = Path(__file__).parents[1]
+
+
+def as_documents(raw): return module.Documents(lambda: iter(raw), "text", cut=module._cut)
+
+
+def read_all(folder): return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+@pytest.fixture(scope="module")
+def one_go(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one") / "corpus"
+    Corpus.build(as_documents(told_text()), Letters(), folder)
+    return read_all(folder)
+
+
+@pytest.mark.parametrize("processes, shard", [(1, 300), (1, 1000), (1, 1 << 22), (2, 1000), (3, 1000), (3, 1 << 22)])
+def test_the_number_of_processes_changes_no_byte(tmp_path, one_go, processes, shard):
+    opened = Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", processes=processes, shard=shard)
+    assert read_all(tmp_path / "c") == one_go and os.listdir(tmp_path) == ["c"]
+    assert opened.n_documents == 300 and isinstance(opened.ids, np.memmap)
+    assert Corpus.open(tmp_path / "c", Letters()).info == opened.info
+
+
+def test_any_iterable_can_be_built_in_shards_and_short_documents_are_counted_once(tmp_path):
+    mixed = [["a b", "c"] if k % 3 else ["alone"] for k in range(60)]
+    whole = Corpus.build(iter(mixed), Letters(), tmp_path / "whole")
+    Corpus.build(iter(mixed), Letters(), tmp_path / "shards", processes=1, shard=20)
+    assert read_all(tmp_path / "whole") == read_all(tmp_path / "shards") and whole.info["dropped"] == 20
+
+
+@pytest.fixture
+def made(monkeypatch):
+    "The names of the shards that this process makes."
+    names, make = [], module._make_shard
+    monkeypatch.setattr(module, "_make_shard", lambda folder, *rest: (names.append(folder.name), make(folder, *rest)) and None)
+    return names
+
+
+def stop_after(n, folder):
+    def broken():
+        yield from told_text()[:n]
+        raise ConnectionError("gone")
+    with pytest.raises(ConnectionError): Corpus.build(module.Documents(broken, "broken", cut=module._cut), Letters(), folder, 1, 1000)
+
+
+def test_finished_shards_are_kept_and_half_written_ones_are_not_used(tmp_path, one_go, made):
+    stop_after(200, tmp_path / "c")
+    before, place = len(made), tmp_path / ".c.shards"
+    half = place / f".00{before + 1:03}-0123456789abcdef.99.tmp"  # what SIGKILL leaves
+    half.mkdir()
+    (half / "ids.npy").write_bytes(b" " * 500)
+    Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 1, 1000)
+    assert before >= 5 and len(made) == len(set(made)) > before, "none was made twice"
+    assert read_all(tmp_path / "c") == one_go and os.listdir(tmp_path) == ["c"]
+
+
+def test_shards_of_another_text_vocabulary_or_size_are_never_used(tmp_path, made):
+    stop_after(200, tmp_path / "c")
+    other = told_text()
+    other[0] = ["Story 0 was told otherwise. It goes on."]
+    tokenizer = Letters()
+    tokenizer.vocab = ["b", "a"]
+    for raw, words, size in ((other, Letters(), 1000), (told_text(), tokenizer, 1000), (told_text(), Letters(), 1500)):
+        stop_after(200, tmp_path / "c")
+        made.clear()
+        Corpus.build(as_documents(raw), words, tmp_path / "c", 1, size)
+        assert made and made[0].startswith("00000-")
+        Corpus.build(as_documents(raw), words, tmp_path / "right")
+        assert read_all(tmp_path / "c") == read_all(tmp_path / "right")
+        for name in ("c", "right"): module.shutil.rmtree(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["ids.npy", "sentence_starts.npy", "document_starts.npy", "corpus.json"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "gone"])
+def test_a_damaged_shard_is_named_and_made_again(tmp_path, one_go, made, name, harm):
+    stop_after(200, tmp_path / "c")
+    victim = sorted((tmp_path / ".c.shards").glob("0*"))[2]
+    data = (victim / name).read_bytes()
+    if harm == "gone": (victim / name).unlink()
+    else: (victim / name).write_bytes(data[:-5] if harm == "cut" else data[:-9] + bytes([data[-9] ^ 255]) + data[-8:])
+    made.clear()
+    with pytest.warns(UserWarning, match=victim.name) as said: Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 1, 1000)
+    assert len(said) == 1 and "\n" not in str(said[0].message) and "made again" in str(said[0].message)
+    assert made[0] == victim.name and read_all(tmp_path / "c") == one_go
+
+
+def test_a_shard_that_is_damaged_before_it_is_joined_is_named_too(tmp_path, monkeypatch, one_go):
+    stop_after(200, tmp_path / "c")
+    victim = sorted((tmp_path / ".c.shards").glob("0*"))[1]
+    data = (victim / "ids.npy").read_bytes()
+    (victim / "ids.npy").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_is_made", lambda folder: folder.is_dir())
+        with pytest.raises(ValueError, match=f"{victim.name} is damaged.*delete the folder"):
+            Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 1, 1000)
+    assert not (tmp_path / "c").exists()
+    with pytest.warns(UserWarning, match=victim.name): Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 1, 1000)
+    assert read_all(tmp_path / "c") == one_go
+
+
+@pytest.mark.parametrize("word, kind, said", [("exit", RuntimeError, "shard .* died: build again"), ("raise", KeyError, "gave up")])
+def test_what_happens_to_a_helper_is_said_and_the_rest_is_kept(tmp_path, one_go, word, kind, said):
+    from multiprocessing import active_children
+    bad = told_text()
+    bad[250] = [f"Story 250 will {word}. It ends."]
+    with pytest.raises(kind, match=said): Corpus.build(as_documents(bad), Letters(), tmp_path / "c", 2, 1000)
+    assert not active_children() and not (tmp_path / "c").exists() and len(list((tmp_path / ".c.shards").glob("0*"))) >= 3
+    Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 2, 1000)
+    assert read_all(tmp_path / "c") == one_go and not active_children()
+
+
+def test_shards_refuse_what_a_corpus_refuses(tmp_path):
+    for bad in ([], [["one. two."]], [["one."], ["two."], ["three."]]):
+        with pytest.raises(ValueError, match="two documents of two sentences"): Corpus.build(bad, Letters(), tmp_path / "c", processes=1)
+    with pytest.raises(ValueError, match="processes is -1"): Corpus.build(told_text(), Letters(), tmp_path / "c", processes=-1)
+    assert not (tmp_path / "c").exists()
+    (tmp_path / "d").mkdir()
+    (tmp_path / ".d.shards").mkdir()
+    with pytest.raises(FileExistsError, match="exists"): Corpus.build(told_text(), Letters(), tmp_path / "d", processes=2)
+    assert os.listdir(tmp_path / "d") == [] and not (tmp_path / ".d.shards").exists(), "shards that a kill left behind have had their use"
+
+
+def test_two_builders_do_not_meet(tmp_path):
+    def meanwhile():
+        with pytest.raises(RuntimeError, match="Another process is building"): Corpus.build(told_text(), Letters(), tmp_path / "c", processes=1)
+        yield from told_text()
+    Corpus.build(module.Documents(meanwhile, "twice", cut=module._cut), Letters(), tmp_path / "c", processes=1)
+    assert os.listdir(tmp_path) == ["c"]
+
+
+BUILDER = """
+import sys, time
+sys.path[:0] = sys.argv[1:3]
+from letters import Letters, told_text
+from minibert import corpus
+
+class Slow(Letters):
+    def ids(self, text):
+        time.sleep(0.0005)
+        return super().ids(text)
+
+if __name__ == "__main__":
+    print("go", flush=True)
+    texts = corpus.Documents(lambda: iter(told_text()), "text", cut=corpus._cut)
+    corpus.Corpus.build(texts, Slow(), sys.argv[3], processes=int(sys.argv[4]), shard=1000)
+"""
+
+
+def gone(psutil, helper):
+    "Does the process end within half a minute? (One that nobody has buried counts.)"
+    for _ in range(300):
+        try:
+            if helper.status() == psutil.STATUS_ZOMBIE: return True
+        except psutil.NoSuchProcess: return True
+        time.sleep(0.1)
+    return False
+
+
+def kill_and_go_on(tmp_path, one_go, kills, seed):
+    "SIGKILL at random moments, also the helpers' parent alone; then one run to the end."
+    psutil = pytest.importorskip("psutil")
+    (tmp_path / "builder.py").write_text(BUILDER)
+    rng, target = random.Random(seed), tmp_path / "c"
+    for k in range(kills + 1):
+        command = [sys.executable, tmp_path / "builder.py", ROOT, ROOT / "tests", target, str(1 + k % 3)]
+        run = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        run.stdout.readline()
+        if k < kills:
+            try: run.wait(rng.random() * (1 if k % 3 == 0 else 3))
+            except subprocess.TimeoutExpired: pass
+            helpers = psutil.Process(run.pid).children(recursive=True) if run.poll() is None else []
+            run.kill()
+            assert all(gone(psutil, helper) for helper in helpers), "a helper was left behind"
+        said = run.communicate()[1].decode()
+        if run.returncode == 0: break
+        assert k < kills and run.returncode == -9, said
+        if target.exists(): break  # killed between the last rename and the end
+    assert read_all(target) == one_go, "the corpus is whole or not there"
+    assert Corpus.open(target, Letters()).n_documents == 300
+
+
+def test_killed_and_gone_on(tmp_path, one_go): kill_and_go_on(tmp_path, one_go, 3, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_killed_at_many_random_moments_and_gone_on(tmp_path, one_go, seed): kill_and_go_on(tmp_path, one_go, 8, seed)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    "A local folder in the hub's layout: three tables to train on and one to validate."
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    (folder := tmp_path / "hub/data").mkdir(parents=True)
+    for k in range(3): pq.write_table(pa.table({"text": [row for [row] in told_text()[100 * k:100 * (k + 1)]], "n": list(range(100))}), folder / f"train-0000{k}-of-00003.parquet")
+    pq.write_table(pa.table({"text": [row for [row] in told_text(20)], "n": list(range(20))}), folder / "validation-00000-of-00001.parquet")
+    return tmp_path / "hub"
+
+
+def test_a_stream_is_the_same_text_and_keeps_nothing(tmp_path, hub, one_go, monkeypatch):
+    import datasets
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    streamed = load_documents(hub, streaming=True)
+    assert list(streamed) == list(streamed) == list(as_documents(told_text()))
+    assert list(load_documents(hub, split="validation", streaming=True)) == list(as_documents(told_text(20)))
+    assert len(list(load_documents(hub, streaming=True, limit=7))) == 7
+    assert not list((tmp_path / "cache").rglob("*.arrow")) if (tmp_path / "cache").exists() else True
+    assert list(load_documents(hub)) == list(streamed)
+    Corpus.build(streamed, Letters(), tmp_path / "c", processes=2, shard=1000)
+    assert read_all(tmp_path / "c") == one_go
+    with pytest.raises(ValueError, match="columns text, n, and no body"): load_documents(hub, text_column="body", streaming=True)
+
+
+def test_a_stream_without_a_validation_split_holds_some_out(hub):
+    (hub / "data/validation-00000-of-00001.parquet").unlink()
+    ours, theirs = (list(load_documents(hub, split=split, streaming=True)) for split in ("train", "validation"))
+    assert len(ours) == 284 and len(theirs) == 16 and theirs == list(load_documents(hub, split="validation"))
+
+
+def test_a_stream_that_breaks_off_says_so_and_can_be_gone_on_with(tmp_path, hub, one_go):
+    last = hub / "data/train-00002-of-00003.parquet"
+    whole = last.read_bytes()
+    last.write_bytes(whole[:len(whole) // 2])
+    with pytest.raises(ValueError) as error: Corpus.build(load_documents(hub, streaming=True), Letters(), tmp_path / "c", 1, 1000)
+    assert "broke off after" in str(error.value) and "\n" not in str(error.value)
+    last.write_bytes(whole)
+    Corpus.build(load_documents(hub, streaming=True), Letters(), tmp_path / "c", 1, 1000)
+    assert read_all(tmp_path / "c") == one_go
+
+
+def test_a_sample_is_bounded_and_reads_no_further():
+    seen = []
+    def watched():
+        for k in range(1000):
+            seen.append(k)
+            yield [f"Document {k} is here. It ends."]
+    texts = module.Documents(watched, "watched", cut=module._cut)
+    sample = list(module.sample_sentences(texts, characters=100, every=10))
+    assert sample[::2] == [f"Document {k} is here." for k in (0, 10, 20, 30)] and len(seen) <= 31
+    assert list(module.sample_sentences([["a", "b"], ["c"]])) == ["a", "b", "c"]
+
+
+def test_the_module_does_not_import_torch():
+    "Helper processes import it: torch would cost each of them seconds and 150 MB."
+    code = "import sys, minibert.corpus, minibert.tokenizer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path, hub):
+    script = [sys.executable, "benchmarks/corpus.py"]
+    subprocess.run([*script, "all", str(hub), "default", str(tmp_path / "corpus.json"), "--short"], cwd=ROOT, check=True)
+    found = json.loads((tmp_path / "corpus.json").read_text())
+    assert [row["times"] for row in found["prepare"]] == [1, 3, 10] and found["prepare"][2]["tokens"] == 10 * found["prepare"][0]["tokens"]
+    assert all(row["equal"] for row in found["shards"]) and {row["pairs"] for row in found["batch"]} == {64, 32}
