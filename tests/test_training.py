@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import pytest
@@ -16,8 +17,9 @@ from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import (
-    INPUTS, TrainingConfig, check_checkpoint, latest_checkpoint, make_optimizers, make_sampler,
-    only_run_in, parameter_groups, pretrain, resume, save_checkpoint, schedule_at, train_step)
+    INPUTS, TrainingConfig, best_checkpoint, check_checkpoint, latest_checkpoint, make_optimizers,
+    make_sampler, only_run_in, own_device, parameter_groups, pretrain, resume, save_checkpoint, schedule_at,
+    to_tensorboard, train_step)
 
 CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
 
@@ -151,6 +153,93 @@ def test_gradient_that_is_not_finite_stops_the_run(texts, small, tmp_path):
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
+@contextmanager
+def seen_by(model):
+    "Gradients are there at the start; the weights have moved at the end."
+    seen, weight = {}, model.nsp_head.weight
+    before = weight.detach().clone()
+    seen["gradient"] = weight.grad.norm().item()
+    yield seen
+    seen["moved"] = (weight - before).norm().item()
+
+
+def test_observer_is_asked_at_the_logged_steps_and_touches_nothing(texts, small, tmp_path):
+    sampler, plain, watched, asked = make_sampler(*texts, CONFIG), fresh(small), fresh(small), []
+
+    @contextmanager
+    def observe(model):
+        with seen_by(model) as seen: yield seen
+        asked.append(len(asked))
+    lines = pretrain(plain, sampler, CONFIG, progress=False)
+    seen = pretrain(watched, sampler, CONFIG, tmp_path, observe=observe, progress=False)
+    assert equal(plain, watched) and len(asked) == len(lines) == 6
+    assert all(line["moved"] > 0 and 0 < line["gradient"] <= line["grad_norm"] for line in seen)
+    assert [{k: v for k, v in line.items() if k not in ("moved", "gradient")} for line in seen] == lines
+    assert [json.loads(line) for line in open(tmp_path / "metrics.jsonl")] == seen
+
+
+def test_figures_under_a_name_that_is_taken_are_refused(texts, small):
+    sampler = make_sampler(*texts, CONFIG)
+    observe = contextmanager(lambda model: iter([{"loss": 1.0}]))
+    with pytest.raises(ValueError, match="has loss already"):
+        pretrain(fresh(small), sampler, CONFIG, observe=observe, progress=False)
+    with pytest.raises(ValueError, match="gave no held_out_loss.*but accuracy"):
+        pretrain(fresh(small), sampler, CONFIG, measure=lambda model: {"accuracy": 1.0}, progress=False)
+
+
+def measure_by(losses):
+    "A measure that gives these losses in turn, leaves the model in eval mode, and draws from the global generator."
+    losses = iter(losses)
+    def measure(model):
+        model.eval()
+        torch.rand(3)
+        return {"held_out_loss": next(losses)}
+    return measure
+
+
+def names(folder): return sorted(path.name for path in folder.glob("checkpoints/*"))
+
+
+def test_best_checkpoint_stays_beside_the_last_ones(texts, small, tmp_path):
+    sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, steps=14, checkpoint_steps=2)
+    plain, measured = fresh(small), fresh(small)
+    pretrain(plain, sampler, config, progress=False)
+    losses = [5.0, 3.0, float("nan"), 4.0, 3.0, 6.0, 7.0]
+    lines = pretrain(measured, sampler, config, tmp_path, measure=measure_by(losses), progress=False)
+    assert equal(plain, measured)
+    assert names(tmp_path) == ["00000004", "00000012", "00000014"]
+    path, state = best_checkpoint(tmp_path)
+    assert path.name == "00000004" and state["measured"] == {"held_out_loss": 3.0}
+    assert {line["step"]: line["held_out_loss"] for line in lines if line["step"] in (2, 4, 14)} == {2: 5.0, 4: 3.0, 14: 7.0}
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="damaged.*The next best is used"): assert best_checkpoint(tmp_path)[1]["step"] == 12
+    with pytest.raises(FileNotFoundError, match="no checkpoint at which a held-out loss"): best_checkpoint(tmp_path / "no")
+
+
+def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp_path):
+    sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, log_steps=4)
+    def steady(model): return {"held_out_loss": 1 + abs(model.eval().nsp_head.weight.sum().item())}
+    lines = pretrain(straight := fresh(small), sampler, config, tmp_path / "a", measure=steady, progress=False)
+    assert [line["step"] for line in lines] == [1, 3, 4, 6, 8, 9, 10]
+    calls = []
+
+    def stopping(model):
+        calls.append(steady(model))
+        return calls[-1]
+
+    def stop(history):
+        if history[-1]["step"] == 8: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="Stopped after step 8 of 10"):
+        pretrain(fresh(small), sampler, config, tmp_path / "b", measure=stopping, on_log=stop, progress=False)
+    assert len(calls) == 2 and latest_checkpoint(tmp_path / "b")[1] | {"sha256": 0, "about": 0} == dict(
+        step=8, sha256=0, about=0, measured={})
+    model, again = resume(tmp_path / "b", sampler, measure=stopping, progress=False)
+    assert equal(straight, model) and again == lines and len(calls) == 4
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+    assert best_checkpoint(tmp_path / "a")[1] == best_checkpoint(tmp_path / "b")[1]
+
+
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with only_run_in(tmp_path):
         code = f"from minibert.training import only_run_in\nwith only_run_in({str(tmp_path)!r}): pass"
@@ -192,8 +281,9 @@ sampler = make_sampler(Corpus.build(documents, tokenizer), tokenizer, config)
 sizes = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
                    intermediate_size=64, max_position_embeddings=64)
 print("ready", flush=True)
-try: resume(sys.argv[1], sampler, progress=False)
-except FileNotFoundError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], progress=False)
+def measure(model): return {"held_out_loss": abs(model.nsp_head.weight.sum().item())}
+try: resume(sys.argv[1], sampler, measure=measure, progress=False)
+except FileNotFoundError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], measure=measure, progress=False)
 print("done", flush=True)
 """
 
@@ -224,6 +314,7 @@ def assert_equal_runs(a, b):
     assert (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (a / "checkpoints/00000060" / name).read_bytes() == (b / "checkpoints/00000060" / name).read_bytes()
+    assert names(a) == names(b) and best_checkpoint(a)[1] == best_checkpoint(b)[1]
 
 
 def test_killed_three_times_nothing_is_lost(tmp_path, never_stopped):
@@ -235,6 +326,62 @@ def test_killed_three_times_nothing_is_lost(tmp_path, never_stopped):
 def test_killed_thirty_times_nothing_is_lost(tmp_path, never_stopped):
     killed_at_random(tmp_path, 30, 2)
     assert_equal_runs(tmp_path, never_stopped)
+
+
+def test_tensorboard_shows_each_line_once_after_a_resume_too(texts, small, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    sampler, folder = make_sampler(*texts, CONFIG), tmp_path / "board"
+    write = to_tensorboard(folder)
+    assert not folder.exists()
+
+    def stop(history):
+        write(history)
+        if history[-1]["step"] == 8: raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError):
+        pretrain(fresh(small), sampler, CONFIG, tmp_path / "run", on_log=stop, progress=False)
+    _, lines = resume(tmp_path / "run", sampler, on_log=to_tensorboard(folder), progress=False)
+    board = EventAccumulator(str(folder)).Reload()
+    assert set(board.Tags()["scalars"]) == lines[0].keys() - {"step"}
+    for name in ("loss", "learning_rate"):
+        shown = {event.step: event.value for event in board.Scalars(name)}
+        assert shown == pytest.approx({line["step"]: line[name] for line in lines})
+        assert len(board.Scalars(name)) == len(lines)
+
+
+def test_missing_tensorboard_is_said_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="TensorBoard is not installed: pip install tensorboard"): to_tensorboard(tmp_path)
+
+
+def test_resume_keeps_the_precision_and_takes_a_device(texts, small, tmp_path):
+    sampler = make_sampler(*texts, CONFIG)
+    pretrain(fresh(small).double(), sampler, CONFIG, tmp_path, progress=False)
+    model, _ = resume(tmp_path, sampler, device=own_device(), progress=False)
+    assert {p.dtype for p in model.parameters()} == {torch.float64} and model.nsp_head.weight.device == own_device()
+
+
+@pytest.mark.slow
+def test_compiled_model_trains_alike_and_keeps_its_names(texts, small, tmp_path):
+    sampler = make_sampler(*texts, CONFIG)
+    plain, compiled = fresh(small), fresh(small)
+    compiled.compile(backend="aot_eager", dynamic=True)  # no C++ compiler is asked for
+    config = replace(CONFIG, optimizer="adamw")
+    lines = pretrain(plain, sampler, config, progress=False)
+    again = pretrain(compiled, sampler, config, tmp_path, progress=False)
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(lines, again)) < 1e-3
+    assert latest_checkpoint(tmp_path)[0].joinpath("model.safetensors").exists()
+    assert fresh(small).load_state_dict(compiled.state_dict())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_takes_the_same_path_as_the_cpu(texts, small, tmp_path):
+    sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, optimizer="adamw")
+    still = replace(small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    lines = pretrain(fresh(still).double(), sampler, config, progress=False)
+    again = pretrain(fresh(still).double().to(own_device()), sampler, config, tmp_path, progress=False)
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(lines, again)) < 1e-9
+    resume(tmp_path, sampler, device=own_device(), progress=False)
 
 
 def test_config_survives_json(): assert TrainingConfig(**json.loads(json.dumps(asdict(CONFIG)))) == CONFIG
