@@ -1,0 +1,168 @@
+"""The race: turns, workers that fail, exact tricks over drawn shapes, the product of the other library."""
+import importlib.util
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from minibert import speed
+from minibert.config import BertConfig
+from minibert.heads import BertForPreTraining
+from minibert.parity import assert_same, randomise_
+from minibert.speed import (
+    Peer, PlainForm, _own, bench, bench_table, draw_bench, fast_products, list_peers, profile_loop, synthetic_batch,
+    take_turns, useful_flops)
+
+SMALL = BertConfig(101, 24, 2, 4, 37, max_position_embeddings=40)
+onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+
+
+def gradients(model, batch, weights):
+    loss = model(**batch).loss
+    return [loss.detach(), *torch.autograd.grad(loss, list(weights))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("few", [False, True], ids=["all logits", "few logits"])
+def test_plain_form_has_the_same_loss_and_gradients(seed, few):
+    model = randomise_(BertForPreTraining(SMALL), seed).double().eval()
+    batch = synthetic_batch(SMALL, seed, 3 + seed, 9 + 7 * seed)
+    ours, theirs = (gradients(form, batch, model.parameters()) for form in (model, PlainForm(model, few)))
+    assert assert_same(ours, theirs) < 1e-9
+
+
+def test_a_batch_is_a_function_of_its_seed():
+    one, same, other = (synthetic_batch(SMALL, seed, 8, 20) for seed in (3, 3, 4))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["input_ids"], other["input_ids"])
+
+
+def test_a_batch_is_like_a_samplers():
+    batch = synthetic_batch(SMALL, 0, 400, 40)
+    real, asked = batch["attention_mask"].bool(), batch["labels"] != -100
+    assert asked.any(1).all() and not asked[:, 0].any() and not (asked & ~real).any()
+    assert (batch["input_ids"][~real] == SMALL.pad_token_id).all() and not batch["token_type_ids"][~real].any()
+    short = (real.sum(1) < 40).double().mean().item()
+    assert abs(short - 0.1) < 5 * (0.09 / 400) ** 0.5
+    assert 0.12 < asked.sum() / real.sum() < 0.18
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("asked", [1, 4])
+def test_useful_work_is_what_pytorch_counts(rows, asked):
+    "No padding, each row asked equally often: then nothing that is computed is useless."
+    config = replace(SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    batch = synthetic_batch(config, 0, rows, 16) | dict(attention_mask=torch.ones(rows, 16).long())
+    batch["labels"] = batch["input_ids"].where((torch.arange(16) > 2) & (torch.arange(16) < 3 + asked), -100)
+    model = BertForPreTraining(config).train()
+    with FlopCounterMode(display=False) as counter:
+        with torch.autocast("cpu", torch.bfloat16): loss = model(**batch).loss
+        loss.backward()
+    assert counter.get_total_flops() == useful_flops(config, batch)["total"]
+
+
+@onednn
+@pytest.mark.parametrize("shape", [(5, 64), (2, 9, 64), (2, 3, 4, 64), (0, 64)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_are_the_same_to_rounding(shape, bias):
+    dice = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(*s, generator=dice) for s in (shape, (80, 64), (80,)))
+    g = torch.randn(*shape[:-1], 80, generator=dice)
+
+    def run(kind):
+        parts = [t.to(kind).requires_grad_() for t in ((x, w, b) if bias else (x, w))]
+        y = F.linear(*parts)
+        return [t.float() for t in (y.detach(), *torch.autograd.grad(y, parts, g.to(kind))) if t.numel()]
+
+    exact = run(torch.float64)
+    with fast_products(): assert_same(run(torch.float32), exact, tol=1e-4)
+
+
+@onednn
+def test_products_touch_nothing_else(monkeypatch):
+    "Other types, small weights and autocast pass through; so does everything after the block."
+    x, w, used = torch.randn(7, 64), torch.randn(80, 64), []
+    monkeypatch.setattr(speed, "_product", lambda x, *more: used.append(x.dtype) or F.linear(x, *more))
+    with fast_products():
+        F.linear(x, w)
+        F.linear(x, weight=w, bias=None)
+        assert len(used) == 2
+        F.linear(x.double(), w.double())
+        F.linear(x, w[:4])
+        F.linear(x[0], w)
+        with torch.autocast("cpu", torch.bfloat16): F.linear(x, w)
+    F.linear(x, w)
+    assert used == [torch.float32] * 2
+
+
+def test_frozen_inputs_get_no_gradient():
+    x, w = torch.randn(7, 64), torch.randn(80, 64, requires_grad=True)
+    with fast_products(): F.linear(x, w, None).sum().backward()
+    assert x.grad is None and w.grad.shape == w.shape
+
+
+def test_tricks_are_added_one_by_one():
+    names = "plain logits rows equal dropout bfloat16 muon".split()
+    peers = list_peers()
+    for above, below in zip(names, names[1:]):
+        a, b = vars(peers[above]), vars(peers[below])
+        changed = {field for field in a if a[field] != b[field]} - {"label"}
+        assert len(changed) == 1, (above, below, changed)
+    assert replace(peers["onednn"], label="", fast_products=False) == replace(peers["equal"], label="")
+
+
+def test_peers_take_turns():
+    times, peaks = take_turns({name: list_peers()[name] for name in ("plain", "equal")}, SMALL, rounds=2, shape=(2, 12))
+    assert [len(values) for values in times.values()] == [2, 2] and times.keys() == peaks.keys()
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_fails_is_named():
+    broken = dict(good=list_peers()["rows"], bad=Peer("bad", dropout=1.5))
+    with pytest.raises(RuntimeError, match="'bad' stopped: ValueError: .*dropout"): take_turns(broken, SMALL, shape=(2, 12))
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_dies_is_named():
+    with pytest.raises(RuntimeError, match="'killed' stopped: its process ended"):
+        take_turns(dict(killed=Peer("killed", kind="killed")), SMALL, shape=(2, 12), work=_die)
+
+
+def _die(pipe, *_): os._exit(9)
+
+
+def test_profile_finds_the_parts():
+    config = replace(SMALL, hidden_dropout_prob=0.0)
+    parts = profile_loop(_own(list_peers()["muon"], config, [synthetic_batch(config, 0, 2, 12)]), repeats=2)
+    assert {"update", "products", "GELU", "LayerNorm"} <= parts.keys()
+    assert list(parts.values()) == sorted(parts.values(), reverse=True)
+
+
+def test_speed_loads_no_reference_library():
+    code = "import sys, minibert.speed; assert not {'transformers', 'matplotlib'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rounds_below_one_are_refused():
+    with pytest.raises(ValueError, match="rounds is 0"): bench(rounds=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the other peers need transformers")
+def test_bench_from_end_to_end(tmp_path):
+    result = bench((("tiny", 300),), rounds=3, minutes=0.1, batch_size=2, length=16, threads=1, out=tmp_path / "speed.json")
+    case, = result["cases"]
+    assert {"hf", "trainer", "plain", "equal", "gemm", "batches"} <= case["peers"].keys()
+    for peer in case["peers"].values():
+        assert peer["median_ms"] > 0 and peer["rounds"] == 3
+        if peer["kind"] not in ("gemm", "batches"): assert peer["to hf"][0] <= peer["to hf"][1] <= peer["to hf"][2]
+    assert case["peers"]["hf"]["to hf"] == [1, 1, 1]
+    assert (tmp_path / "speed.json").exists() and (tmp_path / "speed.png").stat().st_size > 2000
+    assert "Hugging Face, Trainer" in bench_table(result)
+    draw_bench(result)
