@@ -1,16 +1,21 @@
 """What BERT in NumPy (chapters 19 to 21) costs, and what it learns. Run by hand, from the root:
 
-    python benchmarks/numpy_bert.py speed                      a training step beside PyTorch's, interleaved
-    python benchmarks/numpy_bert.py parts                      where the time of a step goes
+    python benchmarks/numpy_bert.py speed                      a training step beside PyTorch's, interleaved, and its parts
     python benchmarks/numpy_bert.py train stories "" 1200      a run and its held-out figures
     python benchmarks/numpy_bert.py train FOLDER NAME [STEPS]  the same on a data set, as wikitext wikitext-2-v1
+    python benchmarks/numpy_bert.py keep LOG SOURCE [NAME]     enter what such a run has printed into a file
+
+`speed` (about a minute on two quiet cores) writes results/numpy_bert_speed.json, `train` and `keep` write
+results/numpy_bert.json; chapter 21 reads both.
 
 The configuration is that of chapter 21: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
 """
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from minibert.config import BertConfig
+from minibert.config import BertConfig, write_whole
 from minibert.corpus import Corpus, load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers
@@ -36,6 +41,7 @@ from minibert.weights import to_hf
 
 CONFIG = BertConfig(8192, 192, 3, 4, 768, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 B, S = 8, 64
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def synthetic(seed):
@@ -48,7 +54,21 @@ def synthetic(seed):
                 next_sentence_label=torch.randint(2, (B,), generator=dice))
 
 
-def speed(steps=40):
+def speed():
+    "One thread, with the parts of a step, then two, each in a process of its own; the file is written after each."
+    def run(what, threads):
+        env = os.environ | dict(OMP_NUM_THREADS=threads, OPENBLAS_NUM_THREADS=threads, MKL_NUM_THREADS=threads)
+        done = subprocess.run([sys.executable, __file__, what], env=env, capture_output=True, text=True)
+        if done.returncode: sys.exit(done.stderr)
+        print(done.stdout, end="", flush=True)
+        return json.loads(done.stdout.splitlines()[-1])
+    found = dict(processors=os.cpu_count(), step=[run("step", "1")], parts=run("parts", "1"))
+    write_whole(RESULTS / "numpy_bert_speed.json", json.dumps(found, indent=1) + "\n")
+    found["step"].append(run("step", "2"))
+    write_whole(RESULTS / "numpy_bert_speed.json", json.dumps(found, indent=1) + "\n")
+
+
+def step(steps=40):
     "The same weights and batches on both sides, one step of each in turn; medians, and the median of the ratios."
     keep_freed_memory()
     model = BertForPreTraining(CONFIG, torch.Generator().manual_seed(0)).train()
@@ -66,9 +86,8 @@ def speed(steps=40):
     ratios = [n / t for n, t in zip(seconds["numpy"][5:], seconds["torch"][5:])]
     middle = {name: statistics.median(values[5:]) for name, values in seconds.items()}
     q = statistics.quantiles(ratios, n=4)
-    print(f"{torch.get_num_threads()} threads of {os.cpu_count()} processors; {steps} steps of each, in turn")
-    print(f"torch {1e3 * middle['torch']:.0f} ms, numpy {1e3 * middle['numpy']:.0f} ms: "
-          f"median ratio {statistics.median(ratios):.2f} (quartiles {q[0]:.2f} to {q[2]:.2f})")
+    print(json.dumps(dict(threads=torch.get_num_threads(), steps=steps, ratio=statistics.median(ratios),
+                          quartiles=[q[0], q[2]], torch_ms=1e3 * middle["torch"], numpy_ms=1e3 * middle["numpy"])))
 
 
 def parts(steps=30):
@@ -105,6 +124,22 @@ def parts(steps=30):
     for name, value in sorted(spent.items(), key=lambda item: -item[1]):
         print(f"{name:24}{1e3 * value / steps:7.1f} ms {value / total:6.1%}")
     print(f"{'a step':24}{1e3 * total / steps:7.1f} ms")
+    print(json.dumps({name: value / total for name, value in spent.items()}))
+
+
+def share_of_unk(source, name):
+    words = {split: [word for document in load_documents(source, name, split) for sentence in document for word in sentence.split()]
+             for split in ("train", "validation")}
+    return {split: found.count("<unk>") / len(found) for split, found in words.items()}
+
+
+def keep(log, source, name=None):
+    "Enter the lines that `train` printed: the corpus first, the metrics, the held-out figures last."
+    lines = [json.loads(line) for line in Path(log).read_text().splitlines() if line.startswith("{")]
+    file, title = RESULTS / "numpy_bert.json", "stories" if source == "stories" else "WikiText-2" if name.startswith("wikitext-2") else name
+    runs = json.loads(file.read_text()) if file.exists() else {}
+    runs[title] = lines[0] | lines[-1] | dict(share_of_unk=share_of_unk(source, name), lines=lines[1:-1])
+    write_whole(file, json.dumps(dict(sorted(runs.items(), key=lambda run: run[0] != "stories")), indent=1) + "\n")
 
 
 def train(source, name=None, steps="1500"):
@@ -117,20 +152,26 @@ def train(source, name=None, steps="1500"):
     training = TrainingConfig(steps=int(steps), batch_size=32, accumulate=4, length=S, learning_rate=1e-3, log_steps=25)
     counts = np.bincount(np.asarray(corpus.ids), minlength=tokenizer.vocab_size)
     held_out = PairSampler(other, tokenizer, S, seed=1)
-    print(json.dumps(dict(vocab_size=tokenizer.vocab_size, tokens=corpus.n_tokens, held_out_tokens=other.n_tokens)), flush=True)
-    for split in ("train", "validation"):
-        words = [word for document in load(split) for sentence in document for word in sentence.split()]
-        print(f"share of <unk> among the words of {split}: {words.count('<unk>') / len(words):.1%}", flush=True)
+    log = []
+
+    def tell(line):
+        log.append(json.dumps(line))
+        print(log[-1], flush=True)
+
+    tell(dict(vocab_size=tokenizer.vocab_size, tokens=corpus.n_tokens, held_out_tokens=other.n_tokens))
     start = time.perf_counter()
     params, history = pretrain_numpy(config, PairSampler(corpus, tokenizer, S, seed=0), training,
-                                     on_log=lambda lines: print(json.dumps(lines[-1]), flush=True))
+                                     on_log=lambda lines: tell(lines[-1]))
     minutes = (time.perf_counter() - start) / 60
     found = evaluate_numpy(params, config, held_out, counts, batches=32)
     drawn = as_arrays(PairSampler(corpus, tokenizer, S, seed=0).batch(training.steps, 32))
     _, grads = gradients(params, config, drawn, 4)
     finite = all(bool(np.isfinite(g).all()) for g in grads.values())
-    print(json.dumps(dict(minutes=round(minutes, 1), steps=training.steps, finite=finite, gradient_norms=norms_by_part(grads), **found)))
+    tell(dict(minutes=round(minutes, 1), steps=training.steps, finite=finite, gradient_norms=norms_by_part(grads), **found))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "log").write_text("\n".join(log))
+        keep(Path(folder, "log"), source, name)
 
 
 if __name__ == "__main__":
-    {"speed": speed, "parts": parts, "train": train}.get(sys.argv[1] if sys.argv[1:] else "", lambda *_: sys.exit(__doc__))(*sys.argv[2:])
+    {"speed": speed, "step": step, "parts": parts, "train": train, "keep": keep}.get(sys.argv[1] if sys.argv[1:] else "", lambda *_: sys.exit(__doc__))(*sys.argv[2:])

@@ -280,7 +280,7 @@ def told():
 RUN = TrainingConfig(steps=25, batch_size=12, length=32, log_steps=4, learning_rate=2e-3)
 
 
-@pytest.mark.parametrize("parts, tol", [(1, 1e-10), (5, 1e-6)])  # minibert counts a part by a share in float32
+@pytest.mark.parametrize("parts, tol", [(1, 1e-10), (5, 1e-10)])
 def test_same_run_as_minibert(told, tmp_path, parts, tol):
     (corpus, tokenizer, config), run = told, replace(RUN, accumulate=parts)
     twin = BertForPreTraining(config, torch.Generator().manual_seed(3)).double()
@@ -375,6 +375,14 @@ def test_adamw_and_clipping_equal_torch(seed, decay, eps):
         optimizer.step()
         adamw_(mine, grads, moments, step, 1e-2, decay, eps=eps)
     same("AdamW, 100 steps", mine, {n: p.data for n, p in theirs.items()}, 1e-12)
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_a_step_too_small_gets_a_sentence(step):
+    params = {"w": np.ones(3)}
+    with pytest.raises(ValueError, match="count from 1") as problem:
+        adamw_(params, {"w": np.ones(3)}, first_moments(params), step, 1e-3)
+    assert str(problem.value).endswith(".") and (params["w"] == 1).all()
 
 
 def test_evaluation(told):

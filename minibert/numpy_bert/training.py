@@ -22,7 +22,7 @@ from .model import backward
 __all__ = ['INPUTS', 'memory_budget', 'rate_at', 'clip_', 'adamw_', 'first_moments', 'gradients', 'as_arrays', 'update_',
            'pretrain_numpy', 'evaluate_numpy', 'norms_by_part']
 
-# %% ../../nbs/21_numpy_training.ipynb #33fb6d40
+# %% ../../nbs/21_numpy_training.ipynb #7b007e72
 def memory_budget(
     config: BertConfig,
     batch: int,  # B
@@ -33,7 +33,7 @@ def memory_budget(
     D, F, V = config.hidden_size, config.intermediate_size, config.vocab_size
     N, M, H = batch * length, predicted, config.num_attention_heads
     layer = 8 * N * D + 3 * N * F + batch * H * length**2 + 2 * N
-    ends = 2 * N * D + N + 5 * M * D + M * V + 2 * M + batch * (D + 2)
+    ends = 2 * N * D + N + 5 * M * D + M * V + 2 * M + batch * (D + 3)
     weights = sum(math.prod(shape) for shape in parameter_shapes(config).values())
     numbers = {
         "weights": weights,
@@ -89,7 +89,7 @@ def _adamw_piece_(weight, grad, mean, square, rate, decay, step, betas, eps) -> 
     weight *= 1 - rate * decay
     weight -= change
 
-# %% ../../nbs/21_numpy_training.ipynb #7e1ad65e
+# %% ../../nbs/21_numpy_training.ipynb #a912b8e2
 def adamw_(
     params: dict[str, Array],  # changed in place
     grads: dict[str, Array],
@@ -101,6 +101,9 @@ def adamw_(
     eps: float = 1e-6,
 ) -> None:
     "One step of AdamW with bias correction (Loshchilov and Hutter 2019, algorithm 2)."
+    if step < 1:
+        raise ValueError(f"AdamW got step {step}: its first is 1, for bias correction "
+                         "divides by 1 - beta**step; count from 1.")
     for name, grad in grads.items():
         some = decay if params[name].ndim > 1 else 0.0
         for piece in _pieces(params[name], grad, *moments[name]):
