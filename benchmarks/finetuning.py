@@ -1,0 +1,186 @@
+"""SST-2 by labels: a bag of words, frozen and full fine-tuning of several BERTs, 1, 10 and 100 % of the labels.
+
+    python benchmarks/finetuning.py --data ../shared/data/sst2 --model minilm=FOLDER wikitext=runs/wikitext
+    python benchmarks/finetuning.py --data ../shared/data/sst2 --model minilm=FOLDER --search
+
+FOLDER is any checkpoint in Hugging Face's layout. Every cell (model, way, share, seed) is added to
+--out when it is done, and what is there already by the same recipe is not done again: stop at any time and start the
+same command again. --search tries the rates on a tenth of the labels and keeps what the held-out part said, under "tried".
+--only picks cells by the start of their names, as `--only minilm/full/0.01 wikitext`. The way "fresh" is full
+fine-tuning of the same sizes from random weights; add `--fresh wikitext` for it.
+Hardly anything is known of a run but what is in the file: RECIPES below are all the choices there are.
+"""
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from minibert.cli import best_precision
+from minibert.config import write_whole
+from minibert.corpus import seeded
+from minibert.finetuning import (
+    BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, hold_out, judge, pool,
+    read_examples, start_classifier, take_share, train_frozen, training_for)
+from minibert.model import BertModel
+from minibert.tokenizer import WordPieceTokenizer
+
+SHARES, SEEDS, LENGTH = (0.01, 0.1, 1.0), (0, 1, 2), 64
+RECIPES = {  # model: share -> epochs, rate; chosen on seed 0's held-out part, see "tried"
+    "minilm": {0.01: (6, 1e-4), 0.1: (3, 1e-4), 1.0: (3, 1e-4)},
+    "other": {0.01: (10, 5e-4), 0.1: (4, 5e-4), 1.0: (2, 5e-4)},
+}
+RATES = {"minilm": (5e-5, 1e-4, 2e-4), "other": (2e-4, 5e-4, 1e-3)}
+
+
+def pack(right) -> str:
+    "Right and wrong, one bit an example, as hexadecimal."
+    return np.packbits(right).tobytes().hex()
+
+
+class Work:
+    "The data, the models, and the file of results."
+
+    def __init__(self, arguments):
+        read = dict(text_column="sentence", names=("negative", "positive"))
+        self.train = read_examples(arguments.data, **read)
+        self.asked = read_examples(arguments.data, split="validation", **read)
+        self.folders = dict(pair.split("=", 1) for pair in arguments.model)
+        self.precision, self.path, self.known = best_precision(), Path(arguments.out), {}
+        self.result = json.loads(self.path.read_text()) if self.path.exists() else {"cells": {}, "tried": [], "models": {}}
+
+    def keep(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, json.dumps(self.result, indent=1) + "\n")
+
+    def parts(self, share, seed):
+        "Learned from, chosen by."
+        return hold_out(take_share(self.train, share, seed)[0], seed)
+
+    def samplers(self, model, parts, seed):
+        tokenizer = WordPieceTokenizer.from_pretrained(self.folders[model])
+        return [ExampleSampler(part, tokenizer, LENGTH, seed) for part in parts]
+
+    def options(self, model, seed, epochs=1, rate=1e-4, **more):
+        return FinetuneConfig(str(self.folders[model]), "", "", epochs=epochs, learning_rate=rate, seed=seed,
+                              length=LENGTH, precision=self.precision, **more)
+
+    def vectors(self, model):
+        "Both pooled vectors of every text, computed once for a model."
+        if model not in self.known:
+            bert = start_classifier(self.options(model, 0), self.train.names).bert
+            both = lambda batch: torch.cat([pool(bert, way, **batch) for way in ("cls", "mean")], 1)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bfloat16"):
+                rows = [ask(BertClassifier(bert, self.train.names), sampler, answer=both).float()
+                        for sampler in self.samplers(model, (self.train, self.asked), 0)]
+            self.known = {model: [dict(zip(("cls", "mean"), row.chunk(2, 1))) for row in rows]}
+        return self.known[model]
+
+
+def frozen(work: Work, model: str, pooling: str, share: float, seed: int) -> dict:
+    seen, asked = work.vectors(model)
+    place = {text: k for k, text in enumerate(zip(work.train.texts, work.train.labels.tolist()))}
+    parts = work.parts(share, seed)
+    rows = [seen[pooling][[place[pair] for pair in zip(part.texts, part.labels.tolist())]] for part in parts]
+    classifier = start_classifier(work.options(model, seed, frozen=True, pooling=pooling), work.train.names)
+    tried = train_frozen(classifier, *work.samplers(model, parts, seed), vectors=rows)
+    with torch.no_grad(): logits = classifier.classifier(asked[pooling])
+    return figures(work, logits) | dict(tried=tried)
+
+
+def full(work: Work, model: str, share: float, seed: int, fresh: bool, epochs: int, rate: float) -> dict:
+    options = work.options(model, seed, epochs, rate)
+    classifier = start_classifier(options, work.train.names)
+    if fresh: classifier.bert = BertModel(classifier.config, seeded(seed, 0, 2))
+    *parts, asked = work.samplers(model, (*work.parts(share, seed), work.asked), seed)
+    config = training_for(options, len(parts[0]))
+    lines = finetune(classifier, *parts, config)
+    held_out = [line for line in lines if "held_out_loss" in line]
+    best = min(held_out, key=lambda line: line["held_out_loss"])
+    kept = dict(steps=config.steps, epochs=epochs, rate=rate, best_step=best["step"],
+                held_out_loss=best["held_out_loss"], held_out_accuracy=best["held_out_accuracy"],
+                lines=[[line["step"], line["loss"], line["held_out_loss"], line["held_out_accuracy"]] for line in held_out])
+    return figures(work, ask(classifier, asked)) | kept
+
+
+def figures(work: Work, logits) -> dict:
+    right = logits.argmax(-1).numpy() == work.asked.labels
+    return dict(accuracy=float(right.mean()), loss=judge(logits, work.asked.labels)["held_out_loss"], right=pack(right))
+
+
+def cells(work: Work, fresh: list[str]) -> dict:
+    "name -> what to call for it, the cheap ones first."
+    plan = {}
+    for share in SHARES:
+        for seed in SEEDS:
+            def bag(share=share, seed=seed):
+                right = bag_of_words(*work.parts(share, seed), work.asked) == work.asked.labels
+                return dict(accuracy=float(right.mean()), right=pack(right))
+            plan[f"words/bag/{share}/{seed}"] = bag
+    for model in work.folders:
+        for share in SHARES:
+            for seed in SEEDS:
+                for pooling in ("cls", "mean"):
+                    plan[f"{model}/frozen-{pooling}/{share}/{seed}"] = (
+                        lambda m=model, p=pooling, s=share, k=seed: frozen(work, m, p, s, k))
+    for share in SHARES:
+        for seed in SEEDS:
+            for model in work.folders:
+                recipe = RECIPES.get(model, RECIPES["other"])[share]
+                for way in ("full", "fresh")[:1 + (model in fresh)]:
+                    plan[f"{model}/{way}/{share}/{seed}"] = (
+                        lambda m=model, s=share, k=seed, w=way, r=recipe: full(work, m, s, k, w == "fresh", *r))
+    return plan
+
+
+def up_to_date(work: Work, name: str) -> bool:
+    "Is the cell there, and was it made by today's recipe?"
+    model, way, share, _ = name.split("/")
+    told = work.result["cells"].get(name)
+    if told is None or way not in ("full", "fresh"): return told is not None
+    return (told["epochs"], told["rate"]) == RECIPES.get(model, RECIPES["other"])[float(share)]
+
+
+def search(work: Work, share: float = 0.1, seed: int = 0) -> None:
+    "Try the rates; what the held-out part says is kept, the validation set is not asked for a choice."
+    done = {(row["model"], row["share"], row["epochs"], row["rate"]) for row in work.result["tried"]}
+    for model in work.folders:
+        epochs = RECIPES.get(model, RECIPES["other"])[share][0]
+        for rate in RATES.get(model, RATES["other"]):
+            if (model, share, epochs, rate) in done: continue
+            told = full(work, model, share, seed, False, epochs, rate)
+            row = dict(model=model, share=share) | {k: told[k] for k in ("epochs", "rate", "best_step", "held_out_loss", "held_out_accuracy")}
+            print(row, flush=True)
+            work.result["tried"].append(row)
+            work.keep()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="stanfordnlp/sst2")
+    parser.add_argument("--model", nargs="*", default=[], help="name=folder")
+    parser.add_argument("--fresh", nargs="*", default=[], help="models whose sizes are trained from random weights too")
+    parser.add_argument("--only", nargs="*", help="cells whose names start so")
+    parser.add_argument("--search", action="store_true", help="try the rates instead")
+    parser.add_argument("--share", type=float, default=0.1, help="for --search")
+    parser.add_argument("--out", default="benchmarks/results/finetuning.json")
+    arguments = parser.parse_args()
+    work = Work(arguments)
+    for model in work.folders:
+        config = start_classifier(work.options(model, 0), work.train.names).config
+        work.result["models"][model] = {k: v for k, v in asdict(config).items() if "dropout" not in k}
+    work.result["data"] = dict(train=len(work.train), asked=len(work.asked), precision=work.precision, length=LENGTH)
+    if arguments.search: return search(work, arguments.share)
+    for name, call in cells(work, arguments.fresh).items():
+        if up_to_date(work, name) or arguments.only and not name.startswith(tuple(arguments.only)): continue
+        start = time.perf_counter()
+        told = call()
+        work.result["cells"][name] = told | dict(seconds=round(time.perf_counter() - start, 1))
+        print(f"{name:32} {told['accuracy']:.4f}  {time.perf_counter() - start:7.1f} s", flush=True)
+        work.keep()
+
+
+if __name__ == "__main__": main()
