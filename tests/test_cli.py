@@ -1,4 +1,6 @@
-"""The command in processes of its own: what it makes, what it says, how it exits."""
+"""The command: what it makes, what it says, how it exits. Signals go to processes of their own."""
+import contextlib
+import io
 import json
 import os
 import signal
@@ -15,16 +17,29 @@ QUICK = ("--steps", "4", "--batch-size", "4", "--length", "32", "--vocab-size", 
 
 
 def start(*words, cwd=None):
+    "The command in a process of its own."
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen([*COMMAND, *map(str, words)], cwd=cwd, env=env, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+@contextlib.contextmanager
+def inside(folder):
+    before = os.getcwd()
+    os.chdir(folder or before)
+    try: yield
+    finally: os.chdir(before)
+
+
 def call(*words, cwd=None, code=0):
-    process = start(*words, cwd=cwd)
-    out, err = process.communicate()
-    assert process.returncode == code, (words, process.returncode, out, err)
-    return out, err
+    "The command in this process, which saves seconds of imports at each call."
+    from minibert.cli import main
+    out, err = io.StringIO(), io.StringIO()
+    with inside(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try: told = main([str(word) for word in words])
+        except SystemExit as stopped: told = stopped.code
+    assert told == code, (words, told, out.getvalue(), err.getvalue())
+    return out.getvalue(), err.getvalue()
 
 
 def refused(*words, cwd=None):
@@ -50,6 +65,13 @@ def test_a_run_has_everything(run):
     assert {"mlm_loss", "mlm_perplexity", "mlm_accuracy", "nsp_accuracy", "unigram_accuracy", "mlm_accuracy_bound"} <= summary.keys()
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 4
+
+
+def test_in_a_process_of_its_own(run):
+    for words, code in ((("fill-mask", run, "a [MASK]"), 0), (("fill-mask", run, "no mask"), 2), ((), 2)):
+        process = start(*words)
+        out, err = process.communicate()
+        assert process.returncode == code and bool(out) == (code == 0) and "Traceback" not in err
 
 
 def test_the_second_run_gets_the_next_number(run):
@@ -129,6 +151,150 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
     assert json.loads((checkpoint / "state.json").read_text())["step"] == int(checkpoint.name)
 
 
+BY_HAND = ("--optimizer", "adamw", "--precision", "float32", "--log-steps", "1")
+
+
+@pytest.fixture(scope="module")
+def numpy_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numpy") / "run"
+    out, _ = call("pretrain", *QUICK, "--backend", "numpy", "--steps", 6, "--log-steps", 1, "--out", folder)
+    assert f"Saved in {folder}" in out and "masked words, accuracy" in out
+    return folder
+
+
+def test_numpy_takes_the_same_steps_as_torch(numpy_run, tmp_path):
+    call("pretrain", *QUICK, *BY_HAND, "--steps", 6, "--out", tmp_path / "run")
+    lines = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+             for folder in (numpy_run, tmp_path / "run")]
+    assert [line["step"] for line in lines[0]] == [1, 2, 3, 4, 5, 6]
+    for mine, theirs in zip(*lines):
+        assert mine.keys() == theirs.keys()
+        for name, value in theirs.items(): assert mine[name] == pytest.approx(value, rel=1e-4), (mine, theirs)
+    other = json.loads((tmp_path / "run/summary.json").read_text())
+    assert json.loads((numpy_run / "summary.json").read_text())["mlm_loss"] == pytest.approx(other["mlm_loss"], rel=1e-4)
+
+
+def test_a_run_with_numpy_is_a_run(numpy_run):
+    import transformers as hf
+    from minibert.weights import load_pretrained
+    assert (numpy_run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(call("evaluate", numpy_run)[0]) == json.loads((numpy_run / "summary.json").read_text())
+    assert call("fill-mask", numpy_run, "[MASK] lost her ball.")[0].count("%") == 5
+    assert call("next-sentence", numpy_run, "Anna lost her ball.", "She found it.")[0].startswith(("yes:", "no:"))
+    model, loading = hf.BertForPreTraining.from_pretrained(numpy_run, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    ids = hf.AutoTokenizer.from_pretrained(numpy_run)("Anna lost her ball.", "She found it.", return_tensors="pt")
+    with torch.no_grad():
+        torch.testing.assert_close(load_pretrained(numpy_run)(**ids).prediction_logits, model(**ids).prediction_logits, atol=1e-5, rtol=0)
+
+
+def test_numpy_repeats_from_run_yaml_and_takes_minutes(numpy_run, tmp_path):
+    call("pretrain", "--config", numpy_run / "run.yaml", "--out", tmp_path / "twin")
+    assert (numpy_run / "metrics.jsonl").read_bytes() == (tmp_path / "twin/metrics.jsonl").read_bytes()
+    call("pretrain", *QUICK, "--backend", "numpy", "--minutes", 0.02, "--out", tmp_path / "timed")
+    options = yaml.safe_load((tmp_path / "timed/run.yaml").read_text())
+    assert options["steps"] != 4 and options["backend"] == "numpy" and options["precision"] == "float32"
+
+
+def test_numpy_says_what_it_does_not_do(numpy_run):
+    for words in (("--optimizer", "muon"), ("--precision", "bfloat16"), ("--dropout", 0.1), ("--positions", "rotary"),
+                  ("--recipe", "bert"), ("--recipe", "fast")):
+        assert "The NumPy backend has no" in refused("pretrain", "--backend", "numpy", *words, "--print-config")
+    assert "keeps no checkpoints" in refused("pretrain", "--resume", numpy_run)
+    given = yaml.safe_load(call("pretrain", "--backend", "numpy", "--print-config")[0])
+    assert [given[name] for name in ("optimizer", "precision", "dropout", "positions")] == ["adamw", "float32", 0.0, "absolute"]
+
+
+def test_ctrl_c_with_numpy_saves_the_weights(tmp_path):
+    process = start("pretrain", *QUICK, "--backend", "numpy", "--steps", 100_000, "--out", tmp_path / "run")
+    while not (tmp_path / "run/metrics.jsonl").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130 and f"the weights are saved in {tmp_path / 'run'}" in err
+    assert "%" in call("fill-mask", tmp_path / "run", "a [MASK]")[0]
+
+
+def test_recipes_and_positions_are_printed_in_full(tmp_path):
+    for recipe, positions in (("own", "absolute"), ("bert", "absolute"), ("fast", "rotary")):
+        given = yaml.safe_load(call("pretrain", "--recipe", recipe, "--print-config")[0])
+        assert given["positions"] == positions and "recipe" not in given
+        (tmp_path / "again.yaml").write_text(yaml.safe_dump(given))
+        assert yaml.safe_load(call("pretrain", "--config", tmp_path / "again.yaml", "--print-config")[0]) == given
+
+
+def test_rotary_positions_end_to_end(tmp_path):
+    import transformers as hf
+    call("pretrain", *QUICK, "--positions", "rotary", "--out", tmp_path / "run")
+    assert hf.RoFormerForMaskedLM.from_pretrained(tmp_path / "run").config.model_type == "roformer"
+    assert json.loads(call("evaluate", tmp_path / "run")[0]) == json.loads((tmp_path / "run/summary.json").read_text())
+
+
+def test_evaluate_on_another_text(run, tmp_path):
+    import shutil
+    text = tmp_path / "rooms.txt"
+    text.write_text("\n\n".join(f"The room has {n} doors. Its walls are painted grey." for n in range(40)))
+    told = json.loads(call("evaluate", run, "--dataset", text)[0])
+    assert told["mlm_tokens"] > 0 and "unigram_loss" in told and "mlm_accuracy_bound" not in told
+    own = json.loads((run / "summary.json").read_text())
+    again = json.loads(call("evaluate", run, "--dataset", "stories")[0])
+    assert again == own
+    shutil.copytree(run, tmp_path / "plain", ignore=shutil.ignore_patterns("run.yaml", "corpus", "held-out", "*.jsonl"))
+    plain = json.loads(call("evaluate", tmp_path / "plain", "--dataset", "stories")[0])
+    assert "unigram_loss" not in plain and plain["mlm_loss"] == own["mlm_loss"]
+    assert "--dataset" in refused("evaluate", tmp_path / "plain")
+    assert "--dataset" in refused("evaluate", run, "--name", "wikitext-2-v1")
+
+
+def test_the_held_out_text_is_asked_at_checkpoints(run, tmp_path):
+    words = (*QUICK, "--batch-size", 64, "--length", 16, "--steps", 150, "--checkpoint-steps", 75)
+    call("pretrain", *words, "--out", tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "held_out_loss" in line] == [75, 150]
+    assert not any("held_out_loss" in line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    states = [json.loads(path.read_text()) for path in (tmp_path / "run/checkpoints").glob("*/state.json")]
+    assert {state["step"]: state["measured"]["held_out_loss"] for state in states} == {
+        line["step"]: line["held_out_loss"] for line in lines if "held_out_loss" in line}
+
+
+def test_tensorboard_on_request(tmp_path):
+    if not __import__("importlib.util").util.find_spec("tensorboard"):
+        assert "pip install tensorboard" in refused("pretrain", *QUICK, "--tensorboard", "--out", tmp_path / "run")
+        return
+    call("pretrain", *QUICK, "--tensorboard", "--out", tmp_path / "run")
+    assert list((tmp_path / "run/tensorboard").glob("events*"))
+
+
+def test_bench_prints_a_table(tmp_path):
+    out, _ = call("bench", "--size", "tiny", "--vocab-size", 200, "--batch-size", 2, "--length", 16, "--rounds", 1,
+                  "--minutes", 0.1, "--threads", 1, "--out", tmp_path / "bench.json")
+    assert "GEMM" in out and json.loads((tmp_path / "bench.json").read_text())["cases"] and (tmp_path / "bench.png").exists()
+
+
+def test_finetune_and_classify(run, tmp_path):
+    table = tmp_path / "who.csv"
+    table.write_text("text,label\n" + "".join(f"{who} lost a ball {n}.,{who}\n" for n in range(40) for who in ("anna", "tom")))
+    quick = ("--epochs", 1, "--length", 12, "--batch-size", 8)
+    out, _ = call("finetune", run, "--dataset", table, *quick, cwd=tmp_path)
+    assert "Saved in tuned/1" in out and "bag of words" in out
+    answer = call("classify", tmp_path / "tuned/1", "tom lost a ball.")[0].split()
+    assert set(answer[::2]) == {"anna", "tom"}
+    import transformers as hf
+    theirs = hf.pipeline("text-classification", str(tmp_path / "tuned/1"))("tom lost a ball.")[0]
+    assert theirs["label"] == answer[0] and abs(100 * theirs["score"] - float(answer[1][:-1])) < 0.06
+    assert "who" in refused("finetune", run, "--dataset", table, "--label-column", "who")
+    assert "nothing to learn from" in refused("finetune", run)
+    assert "exists" in refused("finetune", run, "--dataset", table, "--out", tmp_path / "tuned/1")
+
+
+def test_the_command_starts_light():
+    "Help and small commands do not wait for what only some commands need."
+    code = "import sys, minibert.cli; print([m for m in ('matplotlib', 'sklearn', 'scipy', 'datasets', 'transformers', 'pandas', 'tensorboard', 'accelerate') if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout.strip() == "[]", told
+
+
 def test_real_text_from_a_folder_in_the_hubs_layout(shared_data, tmp_path):
     "WikiText-2 itself: documents, vocabulary, ids and a few steps."
     call("pretrain", "--dataset", shared_data / "wikitext", "--name", "wikitext-2-v1", "--steps", 3, "--length", 32,
@@ -189,12 +355,32 @@ def test_a_damaged_run_is_named(run, tmp_path, name, damage):
     assert said in refused("fill-mask", tmp_path / "run", "a [MASK]")
 
 
-@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity"])
+@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "probe", "bench"])
 def test_every_option_has_a_help_text(command):
     out, _ = call(*command.split(), "--help")
     lines = [line.strip("│ ") for line in out.splitlines()]
     for line, after in zip(lines, lines[1:] + [""]):
-        if line.startswith("--"):
+        if line.startswith("--") and line.strip("-"):
             text = " ".join(line.split("  ")[1:]) or after
             assert text.split("(default")[0].split("(required")[0].strip(), line
     assert call(*command.split(), "--nonsense", 1, code=2)
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(tmp_path):
+    words = ("--steps", 6, "--batch-size", 8, "--length", 32, "--vocab-size", 1000, "--precision", "float32", "--log-steps", 1)
+    call("pretrain", *words, "--out", tmp_path / "one")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617", "-m",
+              "minibert.cli", "pretrain"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    two = subprocess.run([*launch, *map(str, words), "--out", str(tmp_path / "two")], env=env, capture_output=True, text=True)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("Saved in") == two.stdout.count("Training in") == 1
+    losses = [[json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+              for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    again = subprocess.run([*launch, *map(str, words), "--out", str(tmp_path / "two")], env=env, capture_output=True, text=True)
+    assert again.returncode != 0 and "exists" in again.stderr
+    bad = subprocess.run([*launch, "--dataset", str(tmp_path / "none.txt"), "--out", str(tmp_path / "bad")], env=env,
+                         capture_output=True, text=True, timeout=300)
+    assert bad.returncode != 0 and "could not be loaded" in bad.stderr and not (tmp_path / "bad").exists()
