@@ -56,6 +56,7 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
     compile(broken, str(module), "exec")
     module.write_text(broken, encoding="utf8")
     (folder / "nbs").mkdir()
+    shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # chapters read its results
     (folder / "tmp").mkdir()
 
 
