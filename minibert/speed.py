@@ -471,7 +471,7 @@ def _profile(pipe, peer: Peer, config: BertConfig, shape, threads: int) -> None:
     pipe.send(_peak())
     pipe.send(profile_loop(_own(peer, config, batches)))
 
-# %% ../nbs/24_speed.ipynb #b3ebfa45
+# %% ../nbs/24_speed.ipynb #c87483da
 def bench(
     cases: tuple[tuple[str, int], ...] = CASES,  # (size, V)
     *,
@@ -480,7 +480,7 @@ def bench(
     batch_size: int = 32,  # B
     length: int = 128,  # S
     threads: int | None = None,  # in each process; all processors where not given
-    out: str | Path | None = None,  # the JSON file; a bar chart goes beside it
+    out: str | Path | None = None,  # the JSON file; a picture goes beside it
 ) -> dict:  # "machine", "settings", "cases"
     "Time training steps of minibert and of Hugging Face, in turn, on equal batches."
     if rounds < 1: raise ValueError(f"rounds is {rounds}: give 1 or more.")
@@ -545,19 +545,22 @@ def bench_table(result: dict) -> str:
         "HF, Trainer: how many times as fast as Hugging Face's loop and its Trainer;",
         "GEMM: the share of one large float32 product's rate; MiB: peak memory."])
 
-# %% ../nbs/24_speed.ipynb #cf9b5504
+# %% ../nbs/24_speed.ipynb #e8c8ca19
 def draw_bench(result: dict):
-    "A bar chart of `bench`: how many times as fast as Hugging Face's plain loop."
-    from minibert.show import show_bars
-    names = dict(trainer="Trainer", plain="plain form", equal="equal work",
-                 onednn="with oneDNN", bfloat16="bfloat16", muon="Muon")
-    bars, line = {}, {"Hugging Face's loop": 1.0}
-    for case in result["cases"]:
-        of = f"{case['size']} {case['vocab_size'] / 1000:.0f}k"
-        peers = {name: case["peers"][name] for name in names if name in case["peers"]}
-        for name, peer in peers.items():
-            if "to hf" in peer: bars[f"{names[name]}, {of}"] = peer["to hf"][1]
-    if bars: return show_bars(bars, y="times as fast", title="training", lines=line)
-    peers = result["cases"][0]["peers"].values()
-    bars = {peer["label"]: peer["median_ms"] for peer in peers}
-    return show_bars(bars, y="ms a step", title="a training step")
+    "A picture of `bench`: how many times as fast as Hugging Face's loop each peer is."
+    from minibert.show import show_matrix
+    theirs = any("hf" in case["peers"] for case in result["cases"])
+    base = "hf" if theirs else "plain"
+    cases = [case["peers"] for case in result["cases"] if base in case["peers"]]
+    names = [name for name, peer in cases[0].items()
+             if peer["kind"] in ("trainer", "own") and name != base]
+
+    def times(peers, name):
+        if theirs: return peers[name]["to hf"][1]
+        return peers[base]["median_ms"] / peers[name]["median_ms"]
+    table = torch.tensor([[times(peers, name) for peers in cases] for name in names])
+    return show_matrix(
+        table, [cases[0][name]["label"] for name in names],
+        [f"{case['size']}, {case['vocab_size']:,}" for case in result["cases"]
+         if base in case["peers"]],
+        f"times as fast as {cases[0][base]['label']}", 0, float(table.max()), ".2f")

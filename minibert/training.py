@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Literal
 
 # %% auto #0
-__all__ = ['INPUTS', 'TrainingConfig', 'check_training', 'schedule_at', 'parameter_groups', 'make_optimizers', 'split_batch',
-           'join_processes', 'own_device', 'add_up_', 'any_process', 'forward_backward', 'train_step',
+__all__ = ['INPUTS', 'TrainingConfig', 'check_training', 'schedule_at', 'parameter_groups', 'BatchedMuon', 'make_optimizers',
+           'split_batch', 'join_processes', 'own_device', 'add_up_', 'any_process', 'forward_backward', 'train_step',
            'optimizer_tensors', 'restore_optimizers_', 'save_checkpoint', 'check_checkpoint', 'latest_checkpoint',
            'best_checkpoint', 'keep_freed_memory', 'asked_to_stop', 'only_run_in', 'describe', 'pretrain',
            'to_tensorboard', 'check_same', 'read_metrics', 'make_sampler', 'resume']
@@ -118,20 +118,71 @@ def parameter_groups(
         groups[group].append(parameter)
     return groups
 
-# %% ../nbs/14_training.ipynb #6a68c930
+# %% ../nbs/14_training.ipynb #0f493dfb
+def _even_out(
+    x: Tensor,  # (n, rows, columns), rows <= columns
+    polynomial: tuple[float, float, float],  # a, b, c
+    rounds: int,
+    eps: float,
+) -> Tensor:  # (n, rows, columns)
+    "Bring the singular values of each matrix near 1 (Jordan et al. 2024)."
+    a, b, c = polynomial
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(rounds):
+        gram = x @ x.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, factor, x, beta=a)
+    return x
+
+# %% ../nbs/14_training.ipynb #ed27dcb5
+def _move_together(matrices: list[nn.Parameter], means: list[Tensor], group: dict):
+    "Mean, Nesterov's look ahead, even singular values, decay, the move; in place."
+    gradients, momentum = [p.grad for p in matrices], group["momentum"]
+    torch._foreach_lerp_(means, gradients, 1 - momentum)
+    ahead = torch._foreach_lerp(gradients, means, momentum)
+    lying = [x.T if x.shape[0] > x.shape[1] else x for x in ahead]
+    x = _even_out(torch.stack([x.bfloat16() for x in lying]),
+                  group["ns_coefficients"], group["ns_steps"], group["eps"])
+    torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+    for p, move in zip(matrices, x):
+        rows, columns = p.shape
+        rate = group["lr"] * math.sqrt(max(1, rows / columns))
+        p.add_(move.T if rows > columns else move, alpha=-rate)
+
+# %% ../nbs/14_training.ipynb #e527561c
+class BatchedMuon(torch.optim.Muon):
+    "`torch.optim.Muon`, the matrices of a shape all at once; the same memory."
+
+    def __init__(self, params, lr: float = 1e-3, weight_decay: float = 0.1):
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        "Move each matrix that has a gradient."
+        for group in self.param_groups:
+            shapes = {}
+            for p in group["params"]:
+                if p.grad is None: continue
+                if not self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                shapes.setdefault(tuple(sorted(p.shape)), []).append(p)
+            for matrices in shapes.values():
+                means = [self.state[p]["momentum_buffer"] for p in matrices]
+                _move_together(matrices, means, group)
+
+# %% ../nbs/14_training.ipynb #aee14c6a
 def make_optimizers(
     model: nn.Module,
     config: TrainingConfig,
 ) -> list[torch.optim.Optimizer]:  # one, or Muon and AdamW
     "AdamW as in Devlin et al. 2018, A.2 (betas 0.9, 0.999), after Muon where asked."
-    groups = parameter_groups(model, config)
+    groups, decay = parameter_groups(model, config), config.weight_decay
     adamw = torch.optim.AdamW(
-        [dict(params=groups["decay"], weight_decay=config.weight_decay),
+        [dict(params=groups["decay"], weight_decay=decay),
          dict(params=groups["no_decay"], weight_decay=0.0)],
-        lr=config.learning_rate, betas=(0.9, 0.999), eps=1e-6)
+        lr=config.learning_rate, betas=(0.9, 0.999), eps=1e-6, fused=True)
     if not groups["muon"]: return [adamw]
-    muon = torch.optim.Muon(
-        groups["muon"], lr=config.muon_learning_rate, weight_decay=config.weight_decay)
+    muon = BatchedMuon(groups["muon"], config.muon_learning_rate, decay)
     return [muon, adamw]
 
 # %% ../nbs/14_training.ipynb #e1c3c561

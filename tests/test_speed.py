@@ -13,11 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from minibert import speed
 from minibert.config import BertConfig
+from minibert.corpus import Corpus, load_documents, seeded
 from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same, randomise_
 from minibert.speed import (
     Peer, PlainForm, _own, bench, bench_table, draw_bench, fast_products, list_peers, profile_loop, synthetic_batch,
     take_turns, useful_flops)
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.training import TrainingConfig, make_sampler, pretrain, resume
 
 SMALL = BertConfig(101, 24, 2, 4, 37, max_position_embeddings=40)
 onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
@@ -101,6 +104,29 @@ def test_products_touch_nothing_else(monkeypatch):
     assert used == [torch.float32] * 2
 
 
+@onednn
+def test_a_run_with_these_products_resumes_bit_for_bit(tmp_path):
+    documents = load_documents("stories", limit=60)
+    tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=400)
+    config = replace(SMALL, vocab_size=tokenizer.vocab_size, hidden_size=64, intermediate_size=128)
+    loop = TrainingConfig(steps=4, length=24, batch_size=4, checkpoint_steps=2, log_steps=1)
+    sampler, models = make_sampler(Corpus.build(documents, tokenizer), tokenizer, loop), []
+    def stop(history):
+        if len(history) == 3: raise RuntimeError("power cut")
+    with fast_products():
+        models.append(BertForPreTraining(config, seeded(0)))
+        lines = pretrain(models[0], sampler, loop, progress=False)
+        with pytest.raises(RuntimeError):
+            pretrain(BertForPreTraining(config, seeded(0)), sampler, loop, tmp_path, on_log=stop, progress=False)
+        model, again = resume(tmp_path, sampler, progress=False)
+    assert again == lines
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters()))
+    plain = BertForPreTraining(config, seeded(0))
+    others = pretrain(plain, sampler, loop, progress=False)
+    assert all(abs(a["loss"] - b["loss"]) < 1e-4 for a, b in zip(others, lines))
+    assert not all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))  # the block did act
+
+
 def test_frozen_inputs_get_no_gradient():
     x, w = torch.randn(7, 64), torch.randn(80, 64, requires_grad=True)
     with fast_products(): F.linear(x, w, None).sum().backward()
@@ -165,4 +191,7 @@ def test_bench_from_end_to_end(tmp_path):
     assert case["peers"]["hf"]["to hf"] == [1, 1, 1]
     assert (tmp_path / "speed.json").exists() and (tmp_path / "speed.png").stat().st_size > 2000
     assert "Hugging Face, Trainer" in bench_table(result)
-    draw_bench(result)
+    picture = draw_bench(result)
+    assert picture.axes[0].get_yticklabels()[0].get_text() == "Hugging Face, Trainer"
+    for name in ("hf", "trainer"): del case["peers"][name]
+    assert "own, plain form" in draw_bench(result).get_suptitle()

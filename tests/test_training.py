@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import (
-    INPUTS, TrainingConfig, best_checkpoint, check_checkpoint, latest_checkpoint, make_optimizers,
-    make_sampler, only_run_in, own_device, parameter_groups, pretrain, resume, save_checkpoint, schedule_at,
-    to_tensorboard, train_step)
+    INPUTS, BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, latest_checkpoint, make_optimizers,
+    make_sampler, only_run_in, optimizer_tensors, own_device, parameter_groups, pretrain, restore_optimizers_, resume,
+    save_checkpoint, schedule_at, to_tensorboard, train_step)
 
 CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
 
@@ -89,6 +90,45 @@ def test_groups_are_a_partition(small):
         assert sorted(members) == sorted({id(p) for p in model.parameters()})
         names = {id(p): n for n, p in model.named_parameters()}
         assert {names[id(p)] for p in groups["no_decay"]} == {n for n, p in model.named_parameters() if n.endswith("bias") or "norm" in n}
+
+
+def muon_path(kind, shapes, steps=4, missing=(), dtype=torch.float64):
+    "Weights after some steps with drawn gradients; `missing` have none in the second step."
+    dice = seeded(7)
+    matrices = [torch.nn.Parameter(torch.randn(shape, generator=dice, dtype=dtype)) for shape in shapes]
+    muon = kind(matrices, lr=0.02, weight_decay=0.1)
+    for step in range(steps):
+        for k, p in enumerate(matrices):
+            gradient = torch.randn(p.shape, generator=dice, dtype=dtype) * 10.0 ** (k - 2)
+            p.grad = None if step == 1 and k in missing else gradient
+        muon.step()
+    return [p.detach() for p in matrices], muon
+
+
+@pytest.mark.parametrize("shapes", [[(6, 6)], [(6, 9), (9, 6)], [(1, 5), (5, 1), (5, 5), (9, 6), (6, 9), (5, 5)]], ids=str)
+@pytest.mark.parametrize("missing", [(), (0,)])
+def test_batched_muon_is_torchs(shapes, missing):
+    "In float64 all the way (both round to bfloat16 otherwise) the two agree to the last digits."
+    with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        ours, theirs = (muon_path(kind, shapes, missing=missing)[0] for kind in (BatchedMuon, torch.optim.Muon))
+    assert assert_same(ours, theirs, tol=1e-11) < 1e-11
+
+
+def test_batched_muon_is_torchs_in_bfloat16_too():
+    ours, theirs = (muon_path(kind, [(32, 32), (64, 32), (32, 64), (32, 32)], dtype=torch.float32)[0]
+                    for kind in (BatchedMuon, torch.optim.Muon))
+    assert assert_same(ours, theirs, tol=5e-3) < 5e-3  # four steps of 0.02, three digits each
+
+
+def test_memory_of_either_muon_serves_the_other():
+    "A run that began with PyTorch's Muon goes on with ours, and the other way."
+    shapes = [(6, 6), (9, 6), (6, 9)]
+    for one, other in ((BatchedMuon, torch.optim.Muon), (torch.optim.Muon, BatchedMuon)):
+        matrices, muon = muon_path(one, shapes)
+        again = other([torch.nn.Parameter(p.clone()) for p in matrices], lr=0.02, weight_decay=0.1)
+        restore_optimizers_([again], {k: v.clone() for k, v in optimizer_tensors([muon]).items()})
+        assert assert_same(optimizer_tensors([again]), optimizer_tensors([muon])) == 0
+        again.step()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "trapezoid"])
