@@ -83,11 +83,37 @@ def _asked(
         )
     return hidden[asked], targets
 
-# %% ../nbs/09_heads.ipynb #24a1e72a
+# %% ../nbs/09_heads.ipynb #9ee0598b
+_SLICE = 2**18  # numbers that a cache holds
+
+
+class _SlicedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets):  # (N, V) in bfloat16, (N,)
+        rows, loss = max(1, _SLICE // logits.shape[1]), 0
+        ctx.gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        for at in torch.arange(len(logits)).split(rows):
+            part, wanted = slice(at[0], at[-1] + 1), targets[at]
+            log_probs = logits[part].float().log_softmax(-1)
+            loss = loss + F.nll_loss(log_probs, wanted, reduction="sum")
+            if ctx.gradient is None: continue
+            up = torch.zeros_like(log_probs)
+            up.scatter_(1, wanted[:, None], -1 / len(logits))
+            ctx.gradient[part] = torch.ops.aten._log_softmax_backward_data(
+                up, log_probs, -1, log_probs.dtype)
+        return loss / len(logits)
+
+    @staticmethod
+    def backward(ctx, up): return ctx.gradient if up == 1 else ctx.gradient * up, None
+
+# %% ../nbs/09_heads.ipynb #890cda98
 def _loss(name: str, logits: Tensor, targets: Tensor | None) -> Tensor | None:
     if targets is None: return None
     exact = torch.promote_types(logits.dtype, torch.float32)
-    try: return F.cross_entropy(logits.to(exact), targets)
+    slices = logits.dtype == torch.bfloat16 and logits.device.type == "cpu"
+    try:
+        if slices: return _SlicedLoss.apply(logits, targets)
+        return F.cross_entropy(logits.to(exact), targets)
     except IndexError:
         low, high, n = targets.min().item(), targets.max().item(), logits.shape[-1]
         raise ValueError(
