@@ -229,19 +229,32 @@ def _points(label, values):
         )
     return xs, ys
 
-# %% ../nbs/03_show.ipynb #ba357ae8
+# %% ../nbs/03_show.ipynb #d56aa267
+def _factors(axis, points):
+    "Let x grow by factors, marked at the xs of the curves."
+    marks = sorted({float(x) for xs, _ in points for x in xs})
+    if marks[0] <= 0:
+        raise ValueError(f"An axis of factors has no place for {marks[0]:g}: give xs "
+                         "above 0.")
+    axis.set_xscale("log")
+    axis.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    axis.minorticks_off()
+
+# %% ../nbs/03_show.ipynb #4407f727
 def show_curves(
     curves: dict,  # {label: ys} or {label: (xs, ys)}
     x: str = "step",
     y: str = "loss",
     lines: dict[str, float] | None = None,  # baselines {label: value}
     title: str = "",
+    factors: bool = False,  # x grows by factors, not by steps
 ) -> plt.Figure:
     "Draw named curves over horizontal baselines; ValueError for xs and ys that differ."
     points = {label: _points(label, values) for label, values in curves.items()}
     figure, ((axis,),) = _blank(5.2, 3, title)
     for label, (xs, ys) in points.items():
         axis.plot(xs, ys, "o" if len(ys) == 1 else "-", label=label, linewidth=1.4)
+    if factors: _factors(axis, points.values())
     axis.set(xlabel=x, ylabel=y)
     _lines(axis, lines)
     return figure

@@ -154,6 +154,52 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
 BY_HAND = ("--optimizer", "adamw", "--precision", "float32", "--log-steps", "1")
 
 
+def test_a_second_phase_starts_from_the_weights_of_the_first(run, tmp_path):
+    first = tmp_path / "first"
+    call("pretrain", *QUICK, "--max-position-embeddings", 48, "--out", first)
+    assert json.loads((first / "config.json").read_text())["max_position_embeddings"] == 48
+    call("pretrain", *QUICK, "--start", first, "--length", 48, "--vocab-size", 500, "--dropout", 0.2, "--steps", 1,
+         "--learning-rate", 1e-12, "--muon-learning-rate", 1e-12, "--out", tmp_path / "second")
+    from minibert.weights import load_pretrained
+    old, new = (load_pretrained(tmp_path / name) for name in ("first", "second"))
+    assert new.config.hidden_dropout_prob == new.config.attention_probs_dropout_prob == 0.2
+    assert new.config.vocab_size == old.config.vocab_size  # the vocabulary is the first one's, whatever --vocab-size says
+    for name, value in old.state_dict().items(): torch.testing.assert_close(new.state_dict()[name], value, rtol=0, atol=1e-6)
+    assert (tmp_path / "second/vocab.txt").read_bytes() == (first / "vocab.txt").read_bytes()
+    told = refused("pretrain", *QUICK, "--start", run, "--length", 48, "--out", tmp_path / "third")
+    assert "48" in told and "reads 32" in told and not (tmp_path / "third").exists()
+
+
+def test_a_second_phase_is_repeated_and_resumed_bit_for_bit(run, tmp_path):
+    words = (*QUICK, "--start", run, "--checkpoint-steps", 2)
+    call("pretrain", *words, "--out", tmp_path / "a")
+    call("pretrain", "--config", tmp_path / "a/run.yaml", "--out", tmp_path / "b")
+    (tmp_path / "b/model.safetensors").unlink()
+    import shutil
+    for done in (tmp_path / "b/checkpoints").glob("*4"): shutil.rmtree(done)
+    call("pretrain", "--resume", tmp_path / "b")
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_watch_writes_what_the_observer_sees(run, tmp_path):
+    call("pretrain", *QUICK, "--watch", "--out", tmp_path / "watched")
+    lines = [json.loads(line) for line in (tmp_path / "watched/metrics.jsonl").read_text().splitlines()]
+    plain = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, seen in zip(plain, lines, strict=True):  # who is watched does the same
+        assert all(seen[name] == value for name, value in line.items() if "loss" in name)
+    for kind in ("gradient", "update", "weight"): assert all(line[f"{kind}/embeddings"] > 0 for line in lines)
+    assert all(0 < line["entropy/layer_1"] < 6 for line in lines)
+    assert "--watch" in refused("pretrain", *QUICK, "--backend", "numpy", "--watch", cwd=tmp_path)
+
+
+def test_inspect_writes_one_page(run, tmp_path):
+    out, _ = call("inspect", run, "anna lost her [MASK] ball .", "--pair", "she found it .", "--out", tmp_path / "page")
+    page = tmp_path / "page" / "index.html"
+    assert str(page) in out and "://" not in page.read_text(encoding="utf8")
+    assert "is there already" in refused("inspect", run, "anna", "--out", tmp_path / "page")
+    assert not list(tmp_path.glob(".*"))
+
+
 @pytest.fixture(scope="module")
 def numpy_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("numpy") / "run"
