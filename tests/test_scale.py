@@ -1,4 +1,5 @@
 """Many processes see what one would: equal losses, equal checkpoints, one that writes, and no hang whatever happens."""
+import atexit
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +89,10 @@ def everything(out):
     told["no_number"] = said(pretrain, model, sampler, CONFIG, out / "no_number", progress=False)
     told["too_small"] = said(pretrain, fresh(sampler), sampler, replace(CONFIG, accumulate=8), progress=False)
     told["noisy"] = [losses(pretrain(fresh(sampler, 0.3), sampler, CONFIG, progress=False)) for _ in range(2)]
+    group = weakref.ref(torch.distributed.group.WORLD)
+    torch.distributed.destroy_process_group()
+    atexit.unregister(torch.distributed.destroy_process_group)
+    told["group_left"] = group() is not None
     (out / f"told-{rank}.json").write_text(json.dumps(told))
 
 
@@ -232,6 +238,10 @@ def test_dropout_with_two_is_repeatable_and_another_one_in_each(sampler, by_two)
     alone = losses(pretrain(fresh(sampler, 0.3), sampler, CONFIG, progress=False))
     assert 1e-3 < apart(alone, told[0]["noisy"][0])
     assert seeded(3, 5, 1).initial_seed() == seeded(3, 5, 1, 0).initial_seed() != seeded(3, 5, 1, 1).initial_seed()
+
+
+def test_nothing_keeps_the_group_and_its_threads_past_the_end(by_two):
+    assert not any(told["group_left"] for told in by_two[1])
 
 
 def test_one_process_is_alone_and_pays_nothing():
