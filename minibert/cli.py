@@ -160,7 +160,7 @@ class Bench:
     threads: int | None = None  # in each process; None: all processors
     out: str | None = None  # a JSON file; a bar chart goes beside it
 
-# %% ../nbs/90_cli.ipynb #8ceba592
+# %% ../nbs/90_cli.ipynb #cb68fef5
 @dataclass(frozen=True)
 class Probe:
     "Ask a model's layers for parts of speech, beside the controls."
@@ -169,6 +169,7 @@ class Probe:
     dataset: str | None = None  # a folder of CoNLL-U files; None: the stories
     out: str | None = None  # a folder for the figures as JSON, and two pictures
     seeds: int = 5  # probes of each kind
+    last_piece: bool = False  # read each word's last piece beside its first
 
 
 @dataclass(frozen=True)
@@ -766,11 +767,12 @@ def run_bench(options: Bench) -> None:
     result = bench(cases, **{name: getattr(options, name) for name in known})
     print(bench_table(result))
 
-# %% ../nbs/90_cli.ipynb #012bb39d
+# %% ../nbs/90_cli.ipynb #ca186d2d
 def run_probe(options: Probe) -> None:
     "Print how well each layer tells the parts of speech."
     from minibert import probing
-    probing.run_probe(options.run, options.dataset, options.out, options.seeds)
+    probing.run_probe(options.run, options.dataset, options.out, options.seeds,
+                      both=options.last_piece)
 
 
 def run_inspect(options: Inspect) -> None:

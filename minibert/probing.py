@@ -221,15 +221,15 @@ def standardise_(train: Tensor, *others: Tensor) -> None:  # (L, N, D) each
     mean, spread = train.mean(1, keepdim=True), train.std(1, keepdim=True)
     for vectors in (train, *others): vectors.sub_(mean).div_(spread.clamp_min(1e-6))
 
-# %% ../nbs/17_probing.ipynb #f967c363
+# %% ../nbs/17_probing.ipynb #43ed790f
 def fit_probes(
     vectors: Tensor,  # (L, N, D), standardised
     labels: Tensor,  # (T, N), numbers 0 to C-1
     tags: int,  # C
     seed: int = 0,  # of the first weights and the order
-    epochs: int = 5,
+    epochs: int = 6,
     batch_size: int = 512,
-    rate: float = 3e-3,
+    rate: float = 1e-2,
     least: int = 1500,  # steps at least: few words are read more often
     decay: float = 0.0,
 ) -> Probes:
@@ -383,7 +383,7 @@ def probe_table(result: dict) -> str:
                  f"{n[1]:,} words, {known} % of them never seen in {n[0]:,}")
     return "\n".join(lines)
 
-# %% ../nbs/17_probing.ipynb #12a09393
+# %% ../nbs/17_probing.ipynb #58cdbe2d
 def draw_layers(result: dict):
     "Accuracy by layer: real, control, untrained; the dictionary as a line."
     from minibert.show import show_curves
@@ -393,7 +393,9 @@ def draw_layers(result: dict):
               for label, kind in kinds.items()}
     base = {"each word's commonest tag": result["majority"]}
     x = "layer (0: the embeddings)"
-    return show_curves(curves, x=x, y="words right", lines=base)
+    figure = show_curves(curves, x=x, y="words right", lines=base)
+    figure.axes[0].xaxis.get_major_locator().set_params(integer=True)
+    return figure
 
 # %% ../nbs/17_probing.ipynb #4012b34b
 def tag_gains(result: dict) -> dict[str, float]:  # most first
@@ -403,16 +405,17 @@ def tag_gains(result: dict) -> dict[str, float]:  # most first
              for tag, part in result["by_tag"].items()}
     return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
 
-# %% ../nbs/17_probing.ipynb #73d55333
+# %% ../nbs/17_probing.ipynb #a5bdd952
 def draw_confusion(result: dict):
-    "The confusion matrix of the best layer: rows are gold tags, as shares."
+    "The best layer's confusion matrix: each row a gold tag, in per cent of its words."
     from minibert.show import show_matrix
     table = np.array(result["confusion"], float)
     kept = table.sum(1) > 0
-    shares = table[kept] / table[kept].sum(1, keepdims=True)
+    shares = 100 * table[kept] / table[kept].sum(1, keepdims=True)
     rows = [name for name, keep in zip(result["tags"], kept) if keep]
-    title = "gold tag, down; answer, across"
-    return show_matrix(shares, rows, result["tags"], title=title)
+    mistakes = shares * (np.array(rows)[:, None] != np.array(result["tags"]))
+    return show_matrix(shares, rows, result["tags"], high=max(mistakes.max(), 1),
+                       title="gold tag, down; answer, across; per cent", fmt=".0f")
 
 # %% ../nbs/17_probing.ipynb #8575c30e
 _PEOPLE = ("hero", "friend")
