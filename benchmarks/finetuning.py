@@ -6,8 +6,9 @@
 FOLDER is any checkpoint in Hugging Face's layout. Every cell (model, way, share, seed) is added to
 --out when it is done, and what is there already by the same recipe is not done again: stop at any time and start the
 same command again. --search tries the rates on a tenth of the labels and keeps what the held-out part said, under "tried".
---only picks cells by the start of their names, as `--only minilm/full/0.01 wikitext`. The way "fresh" is full
-fine-tuning of the same sizes from random weights; add `--fresh wikitext` for it.
+--only picks cells by the start of their names, as `--only minilm/full/0.01 wikitext`. The way "full" tunes every weight
+and reads the pooler's vector, "full-mean" the mean over the tokens; "fresh" is full fine-tuning of the same sizes from
+random weights: add `--fresh wikitext` for it.
 Hardly anything is known of a run but what is in the file: RECIPES below are all the choices there are.
 """
 import argparse
@@ -29,8 +30,9 @@ from minibert.model import BertModel
 from minibert.tokenizer import WordPieceTokenizer
 
 SHARES, SEEDS, LENGTH = (0.01, 0.1, 1.0), (0, 1, 2), 64
-RECIPES = {  # model: share -> epochs, rate; chosen on seed 0's held-out part, see "tried"
-    "minilm": {0.01: (6, 1e-4), 0.1: (3, 1e-4), 1.0: (3, 1e-4)},
+RECIPES = {  # model and way: share -> epochs, rate; chosen on seed 0's held-out part, see "tried"
+    "minilm/full": {0.01: (6, 1e-4), 0.1: (3, 1e-4), 1.0: (3, 1e-4)},
+    "minilm/full-mean": {0.01: (6, 1e-4), 0.1: (3, 1e-4), 1.0: (2, 5e-5)},
     "other": {0.01: (10, 5e-4), 0.1: (4, 5e-4), 1.0: (2, 5e-4)},
 }
 RATES = {"minilm": (5e-5, 1e-4, 2e-4), "other": (2e-4, 5e-4, 1e-3)}
@@ -91,10 +93,10 @@ def frozen(work: Work, model: str, pooling: str, share: float, seed: int) -> dic
     return figures(work, logits) | dict(tried=tried)
 
 
-def full(work: Work, model: str, share: float, seed: int, fresh: bool, epochs: int, rate: float) -> dict:
-    options = work.options(model, seed, epochs, rate)
+def full(work: Work, model: str, way: str, share: float, seed: int, epochs: int, rate: float) -> dict:
+    options = work.options(model, seed, epochs, rate, pooling="mean" if way.endswith("mean") else "cls")
     classifier = start_classifier(options, work.train.names)
-    if fresh: classifier.bert = BertModel(classifier.config, seeded(seed, 0, 2))
+    if way == "fresh": classifier.bert = BertModel(classifier.config, seeded(seed, 0, 2))
     *parts, asked = work.samplers(model, (*work.parts(share, seed), work.asked), seed)
     config = training_for(options, len(parts[0]))
     lines = finetune(classifier, *parts, config)
@@ -104,6 +106,11 @@ def full(work: Work, model: str, share: float, seed: int, fresh: bool, epochs: i
                 held_out_loss=best["held_out_loss"], held_out_accuracy=best["held_out_accuracy"],
                 lines=[[line["step"], line["loss"], line["held_out_loss"], line["held_out_accuracy"]] for line in held_out])
     return figures(work, ask(classifier, asked)) | kept
+
+
+def recipe(model: str, way: str, share: float) -> tuple[int, float]:
+    "Epochs and rate."
+    return RECIPES.get(f"{model}/{way}", RECIPES["other"])[share]
 
 
 def figures(work: Work, logits) -> dict:
@@ -129,10 +136,9 @@ def cells(work: Work, fresh: list[str]) -> dict:
     for share in SHARES:
         for seed in SEEDS:
             for model in work.folders:
-                recipe = RECIPES.get(model, RECIPES["other"])[share]
-                for way in ("full", "fresh")[:1 + (model in fresh)]:
+                for way in ("full", *["full-mean"] * (f"{model}/full-mean" in RECIPES), *["fresh"] * (model in fresh)):
                     plan[f"{model}/{way}/{share}/{seed}"] = (
-                        lambda m=model, s=share, k=seed, w=way, r=recipe: full(work, m, s, k, w == "fresh", *r))
+                        lambda m=model, s=share, k=seed, w=way: full(work, m, w, s, k, *recipe(m, w, s)))
     return plan
 
 
@@ -140,18 +146,18 @@ def up_to_date(work: Work, name: str) -> bool:
     "Is the cell there, and was it made by today's recipe?"
     model, way, share, _ = name.split("/")
     told = work.result["cells"].get(name)
-    if told is None or way not in ("full", "fresh"): return told is not None
-    return (told["epochs"], told["rate"]) == RECIPES.get(model, RECIPES["other"])[float(share)]
+    if told is None or way not in ("full", "full-mean", "fresh"): return told is not None
+    return (told["epochs"], told["rate"]) == recipe(model, way, float(share))
 
 
 def search(work: Work, share: float = 0.1, seed: int = 0) -> None:
     "Try the rates; what the held-out part says is kept, the validation set is not asked for a choice."
     done = {(row["model"], row["share"], row["epochs"], row["rate"]) for row in work.result["tried"]}
     for model in work.folders:
-        epochs = RECIPES.get(model, RECIPES["other"])[share][0]
+        epochs = recipe(model, "full", share)[0]
         for rate in RATES.get(model, RATES["other"]):
             if (model, share, epochs, rate) in done: continue
-            told = full(work, model, share, seed, False, epochs, rate)
+            told = full(work, model, "full", share, seed, epochs, rate)
             row = dict(model=model, share=share) | {k: told[k] for k in ("epochs", "rate", "best_step", "held_out_loss", "held_out_accuracy")}
             print(row, flush=True)
             work.result["tried"].append(row)

@@ -12,8 +12,6 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 
-import yaml
-
 from minibert.cli import HELD_OUT_SEED, Pretrain, best_precision, prepare, steps_in
 from minibert.config import BertConfig, write_whole
 from minibert.corpus import Corpus, seeded
@@ -35,7 +33,11 @@ def open_data(arguments) -> tuple[Path, WordPieceTokenizer]:
 
 
 def recipe_of(words: str) -> dict:
-    return {key: yaml.safe_load(value) for key, value in (word.split("=") for word in words.split())}
+    "Numbers as JSON writes them, for YAML takes 4e-3 for a word; all else is a word."
+    def read(value):
+        try: return json.loads(value)
+        except ValueError: return value
+    return {key: read(value) for key, value in (word.split("=") for word in words.split())}
 
 
 def configs(recipe: dict, tokenizer) -> tuple[BertConfig, TrainingConfig]:

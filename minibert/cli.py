@@ -177,7 +177,7 @@ class Inspect:
     "Draw what a model does with a text: pictures, and one page that shows them."
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # the text; a [MASK] in it is guessed layer by layer
+    text: tyro.conf.Positional[str]  # a [MASK] in it is guessed layer by layer
     out: str  # a new folder for the pictures and index.html
     pair: str | None = None  # a second sentence
 
