@@ -87,12 +87,12 @@ class Pretrain(Loop):
     recipe: Literal["own", "bert", "fast"] = "own"  # the paper's, or the quickest
     print_config: bool = False  # print every option as YAML, and do nothing else
 
-# %% ../nbs/90_cli.ipynb #27ad9eb9
+# %% ../nbs/90_cli.ipynb #15eff7ae
 RECIPES = {
     "own": {},
     "bert": dict(
         optimizer="adamw", learning_rate=1e-4, dropout=0.1, precision="float32"),
-    "fast": dict(positions="rotary"),
+    "fast": dict(positions="rotary", mask_probability=0.3),
 }
 BACKENDS = {
     "torch": {},
@@ -160,7 +160,7 @@ class Bench:
     threads: int | None = None  # in each process; None: all processors
     out: str | None = None  # a JSON file; a bar chart goes beside it
 
-# %% ../nbs/90_cli.ipynb #cb68fef5
+# %% ../nbs/90_cli.ipynb #5882f43e
 @dataclass(frozen=True)
 class Probe:
     "Ask a model's layers for parts of speech, beside the controls."

@@ -263,9 +263,9 @@ def test_ctrl_c_with_numpy_saves_the_weights(tmp_path):
 
 
 def test_recipes_and_positions_are_printed_in_full(tmp_path):
-    for recipe, positions in (("own", "absolute"), ("bert", "absolute"), ("fast", "rotary")):
+    for recipe, positions, masks in (("own", "absolute", 0.15), ("bert", "absolute", 0.15), ("fast", "rotary", 0.3)):
         given = yaml.safe_load(call("pretrain", "--recipe", recipe, "--print-config")[0])
-        assert given["positions"] == positions and "recipe" not in given
+        assert (given["positions"], given["mask_probability"]) == (positions, masks) and "recipe" not in given
         (tmp_path / "again.yaml").write_text(yaml.safe_dump(given))
         assert yaml.safe_load(call("pretrain", "--config", tmp_path / "again.yaml", "--print-config")[0]) == given
 
