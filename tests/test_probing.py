@@ -10,9 +10,9 @@ from minibert.config import BertConfig
 from minibert.corpus import seeded, stories
 from minibert.heads import BertForPreTraining
 from minibert.probing import (
-    TaggedText, answers, balanced, control_tags, draw_confusion, draw_layers, extract, fit_probes, name_roles, place_words, probe_roles,
-    probe_table, probe_tags, read_conllu, read_treebank, role_shortcuts, role_table, run_probe, standardise_, tag_gains, tag_stories,
-    word_majority)
+    TaggedText, answers, balanced, control_tags, draw_confusion, draw_layers, extract, fit_probes, name_roles, place_words,
+    probe_encoder, probe_roles, probe_table, probe_tags, read_conllu, read_treebank, role_shortcuts, role_table, run_probe,
+    standardise_, tag_gains, tag_stories, word_majority)
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import save_pretrained
 
@@ -174,3 +174,5 @@ def test_command_on_a_treebank(model, tokenizer, tmp_path):
     save_pretrained(model, tokenizer, tmp_path / "run")
     result = run_probe(tmp_path / "run", tmp_path / "bank", seeds=1, least=100)
     assert result["words"] == [30, 6] and "roles" not in result and result["majority"] == 1
+    wide = probe_encoder(model.bert, tokenizer, read_treebank(tmp_path / "bank"), seeds=1, both=True, least=100)
+    assert wide[0].shape == (1, len(result["trained"]), 2, 6)  # two pieces a word, and still one answer
