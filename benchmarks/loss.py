@@ -2,7 +2,7 @@
 
     python benchmarks/loss.py            writes benchmarks/results/speed_loss.json
 
-The functions are chapter 24's. 614 predicted positions, as in 32 pairs of 128 tokens.
+The loss in place is chapter 24's, the one in slices what the model takes (chapter 09). 614 predicted positions, as in 32 pairs of 128 tokens.
 """
 import json
 import statistics
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from minibert.config import write_whole
+from minibert.heads import _SlicedLoss
 from minibert.training import keep_freed_memory
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_loss.json"
@@ -35,27 +36,12 @@ class InPlaceLoss(torch.autograd.Function):
     def backward(ctx, up): return ctx.gradient.mul_(up / len(ctx.gradient)).to(ctx.kind), None
 
 
-class SlicedLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, targets, numbers=2**18):
-        rows, loss, ctx.gradient = max(1, numbers // logits.shape[1]), 0, torch.empty_like(logits)
-        for x, y, gradient in zip(logits.split(rows), targets.split(rows), ctx.gradient.split(rows)):
-            log_probs = x.float().log_softmax(-1)
-            loss = loss + F.nll_loss(log_probs, y, reduction="sum")
-            up = torch.zeros_like(log_probs).scatter_(1, y[:, None], -1 / len(logits))
-            gradient.copy_(torch.ops.aten._log_softmax_backward_data(up, log_probs, -1, torch.float32))
-        return loss / len(logits)
-
-    @staticmethod
-    def backward(ctx, up): return ctx.gradient if up == 1 else ctx.gradient * up, None
-
-
 def plain(logits, targets): return F.cross_entropy(logits.float(), targets)
 
 
 def main(repeats=15, positions=614):
     keep_freed_memory()
-    lines, ways = [], dict(plain=plain, in_place=InPlaceLoss.apply, sliced=SlicedLoss.apply)
+    lines, ways = [], dict(plain=plain, in_place=InPlaceLoss.apply, sliced=_SlicedLoss.apply)
     for V in (8192, 30522):
         for kind in (torch.float32, torch.bfloat16):
             logits, targets = torch.randn(positions, V).to(kind), torch.randint(V, (positions,))

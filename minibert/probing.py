@@ -383,7 +383,7 @@ def probe_table(result: dict) -> str:
                  f"{n[1]:,} words, {known} % of them never seen in {n[0]:,}")
     return "\n".join(lines)
 
-# %% ../nbs/17_probing.ipynb #58cdbe2d
+# %% ../nbs/17_probing.ipynb #12a09393
 def draw_layers(result: dict):
     "Accuracy by layer: real, control, untrained; the dictionary as a line."
     from minibert.show import show_curves
@@ -393,9 +393,7 @@ def draw_layers(result: dict):
               for label, kind in kinds.items()}
     base = {"each word's commonest tag": result["majority"]}
     x = "layer (0: the embeddings)"
-    figure = show_curves(curves, x=x, y="words right", lines=base)
-    figure.axes[0].xaxis.get_major_locator().set_params(integer=True)
-    return figure
+    return show_curves(curves, x=x, y="words right", lines=base)
 
 # %% ../nbs/17_probing.ipynb #4012b34b
 def tag_gains(result: dict) -> dict[str, float]:  # most first

@@ -240,7 +240,7 @@ def _factors(axis, points):
     axis.set_xticks(marks, [f"{mark:g}" for mark in marks])
     axis.minorticks_off()
 
-# %% ../nbs/03_show.ipynb #4407f727
+# %% ../nbs/03_show.ipynb #d0940e87
 def show_curves(
     curves: dict,  # {label: ys} or {label: (xs, ys)}
     x: str = "step",
@@ -255,6 +255,8 @@ def show_curves(
     for label, (xs, ys) in points.items():
         axis.plot(xs, ys, "o" if len(ys) == 1 else "-", label=label, linewidth=1.4)
     if factors: _factors(axis, points.values())
+    elif all((xs == xs.round()).all() for xs, _ in points.values()):
+        axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(xlabel=x, ylabel=y)
     _lines(axis, lines)
     return figure
