@@ -1,4 +1,5 @@
 # `make demo` and `make test` do everything on a fresh machine; `make help` lists the rest.
+# `MINIBERT_BFLOAT16=0 make test` takes the path of a processor without bfloat16 instructions, on any machine.
 PYTHON ?= python3
 VENV := .venv
 ifeq ($(OS),Windows_NT)
@@ -11,7 +12,7 @@ PINNED := settings.ini setup.py constraints.txt
 .PHONY: help demo test test-slow lab notebooks readme lint clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
@@ -46,7 +47,7 @@ lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 	cd nbs && ../$(BIN)/jupyter lab
 
 notebooks: $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
-	cd nbs && for nb in *.ipynb; do \
+	cd nbs && for nb in *.ipynb appendix/*.ipynb; do \
 	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export

@@ -20,14 +20,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minibert.cli import best_precision
 from minibert.config import write_whole
+from minibert.core import choose_precision
 from minibert.corpus import seeded
 from minibert.finetuning import (
     BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, hold_out, judge, pool,
     read_examples, start_classifier, take_share, train_frozen, training_for)
 from minibert.model import BertModel
 from minibert.tokenizer import WordPieceTokenizer
+from minibert.training import keep_freed_memory, own_device
 
 SHARES, SEEDS, LENGTH = (0.01, 0.1, 1.0), (0, 1, 2), 64
 RECIPES = {  # model and way: share -> epochs, rate; chosen on seed 0's held-out part, see "tried"
@@ -51,7 +52,8 @@ class Work:
         self.train = read_examples(arguments.data, **read)
         self.asked = read_examples(arguments.data, split="validation", **read)
         self.folders = dict(pair.split("=", 1) for pair in arguments.model)
-        self.precision, self.path, self.known = best_precision(), Path(arguments.out), {}
+        self.device, self.path, self.known = own_device(), Path(arguments.out), {}
+        self.precision = choose_precision("auto", self.device)
         self.result = json.loads(self.path.read_text()) if self.path.exists() else {"cells": {}, "tried": [], "models": {}}
 
     def keep(self) -> None:
@@ -73,11 +75,10 @@ class Work:
     def vectors(self, model):
         "Both pooled vectors of every text, computed once for a model."
         if model not in self.known:
-            bert = start_classifier(self.options(model, 0), self.train.names).bert
+            bert = start_classifier(self.options(model, 0), self.train.names).bert.to(self.device)
             both = lambda batch: torch.cat([pool(bert, way, **batch) for way in ("cls", "mean")], 1)
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bfloat16"):
-                rows = [ask(BertClassifier(bert, self.train.names), sampler, answer=both).float()
-                        for sampler in self.samplers(model, (self.train, self.asked), 0)]
+            rows = [ask(BertClassifier(bert, self.train.names), sampler, answer=both).float()  # in float32, as always
+                    for sampler in self.samplers(model, (self.train, self.asked), 0)]
             self.known = {model: [dict(zip(("cls", "mean"), row.chunk(2, 1))) for row in rows]}
         return self.known[model]
 
@@ -99,7 +100,7 @@ def full(work: Work, model: str, way: str, share: float, seed: int, epochs: int,
     if way == "fresh": classifier.bert = BertModel(classifier.config, seeded(seed, 0, 2))
     *parts, asked = work.samplers(model, (*work.parts(share, seed), work.asked), seed)
     config = training_for(options, len(parts[0]))
-    lines = finetune(classifier, *parts, config)
+    lines = finetune(classifier.to(work.device), *parts, config)
     held_out = [line for line in lines if "held_out_loss" in line]
     best = min(held_out, key=lambda line: line["held_out_loss"])
     kept = dict(steps=config.steps, epochs=epochs, rate=rate, best_step=best["step"],
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.1, help="for --search")
     parser.add_argument("--out", default="benchmarks/results/finetuning.json")
     arguments = parser.parse_args()
+    keep_freed_memory()  # the library leaves that to commands
     work = Work(arguments)
     for model in work.folders:
         config = start_classifier(work.options(model, 0), work.train.names).config

@@ -3,7 +3,8 @@
     python benchmarks/recipes.py --data ../shared/data/wikitext --name wikitext-2-v1 --minutes 3 \\
         "size=mini" "size=mini position_embedding_type=rotary" "size=tiny learning_rate=4e-3 dropout=0.1"
 
-Each argument is one recipe: what it changes of the command's own default. Every result is
+Each argument is one recipe: what it changes of the base, which is the command's default but for longer texts, the paper's
+share of masks and half the rate. Every result is
 added to --out at once, so a search that is stopped keeps what it has tried.
 """
 import argparse
@@ -12,8 +13,9 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 
-from minibert.cli import HELD_OUT_SEED, Pretrain, best_precision, prepare, steps_in
+from minibert.cli import HELD_OUT_SEED, Pretrain, prepare, steps_in
 from minibert.config import BertConfig, write_whole
+from minibert.core import choose_precision
 from minibert.corpus import Corpus, seeded
 from minibert.evaluation import evaluate_pretraining
 from minibert.heads import BertForPreTraining
@@ -21,6 +23,7 @@ from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import TrainingConfig, keep_freed_memory, make_sampler, pretrain
 from minibert.weights import save_pretrained
 
+BASE = dict(length=64, learning_rate=2e-3, mask_probability=0.15)  # what all recipes here begin with
 KEPT = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "nsp_loss")
 
 
@@ -41,10 +44,10 @@ def recipe_of(words: str) -> dict:
 
 
 def configs(recipe: dict, tokenizer) -> tuple[BertConfig, TrainingConfig]:
-    "The model's and the loop's config: the command's defaults, changed by the recipe."
-    default = Pretrain()
+    "The model's and the loop's config: the base, changed by the recipe."
+    default = Pretrain(**BASE)
     loop = {f.name: getattr(default, f.name) for f in fields(TrainingConfig)}
-    loop["precision"] = best_precision()
+    loop["precision"] = choose_precision("auto")
     recipe = dict(recipe)
     size, dropout = recipe.pop("size", default.size), recipe.pop("dropout", default.dropout)
     sizes = {key: recipe.pop(key) for key in list(recipe) if key in BertConfig.__dataclass_fields__}

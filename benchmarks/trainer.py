@@ -5,6 +5,12 @@
 AdamW at 1e-4, falling linearly, dropout 0.1, everything else as the Trainer has it. Same vocabulary,
 pairs and masks as `benchmarks/recipes.py`, and in the end the same held-out batches. --steps N
 instead of --minutes fixes the length beforehand, for a machine that is not quiet.
+
+Is 1e-4 a fair rate for a small model? --learning-rate tries another one. With --own, minibert computes the
+Trainer's recipe: the same initial weights, batches, rates and AdamW, in the model that is proved equal to
+Hugging Face's. That is several times as fast, so that more rates can be tried:
+
+    python benchmarks/trainer.py --data ../shared/data/wikitext --name wikitext-2-v1 --steps 1540 --own --learning-rate 1e-3
 """
 import argparse
 import tempfile
@@ -18,9 +24,10 @@ from recipes import KEPT, add_result, open_data
 
 from minibert.cli import HELD_OUT_SEED
 from minibert.config import BertConfig
+from minibert.core import choose_precision
 from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
-from minibert.training import INPUTS, TrainingConfig, make_sampler
+from minibert.training import INPUTS, TrainingConfig, make_sampler, train_step
 from minibert.weights import from_hf
 
 
@@ -43,16 +50,31 @@ class Clock(hf.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs): self.times.append(time.perf_counter())
 
 
-def train(config: BertConfig, sampler, batch_size: int, steps: int):
+def fresh(config: BertConfig) -> hf.BertForPreTraining:
+    torch.manual_seed(0)
+    return hf.BertForPreTraining(hf.BertConfig(**asdict(config)))
+
+
+def train(config: BertConfig, sampler, batch_size: int, steps: int, rate: float):
     with torch.random.fork_rng(), tempfile.TemporaryDirectory() as folder:
-        torch.manual_seed(0)
-        model = hf.BertForPreTraining(hf.BertConfig(**asdict(config)))
+        model = fresh(config)
         arguments = hf.TrainingArguments(
-            folder, max_steps=steps, per_device_train_batch_size=batch_size, learning_rate=1e-4,
+            folder, max_steps=steps, per_device_train_batch_size=batch_size, learning_rate=rate,
             lr_scheduler_type="linear", save_strategy="no", report_to=[], logging_steps=100, use_cpu=True)
         clock = Clock()
         hf.Trainer(model, arguments, train_dataset=Pairs(sampler, batch_size), callbacks=[clock]).train()
     return model, clock.times
+
+
+def train_own(config: BertConfig, sampler, batch_size: int, steps: int, rate: float, precision: str):
+    "The Trainer's recipe in minibert: AdamW without decay, from the peak rate straight down to 0."
+    with torch.random.fork_rng(): model = from_hf(fresh(config)).train()
+    training = TrainingConfig(steps=steps, batch_size=batch_size, length=sampler.length, warmup=0.0, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=1e-8, weight_decay=0.0)
+    for step in range(steps):
+        line = train_step(model, [optimizer], sampler.batch(step, batch_size), step, training)
+        if step % 100 == 99: print(f"step {step + 1}: loss {line['loss']:.3f}", flush=True)
+    return model
 
 
 def main() -> None:
@@ -64,6 +86,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--own", action="store_true", help="let minibert compute the same recipe (with --steps)")
     parser.add_argument("--work", default="runs/recipes")
     parser.add_argument("--out", default="benchmarks/results/recipes.json")
     arguments = parser.parse_args()
@@ -72,18 +96,24 @@ def main() -> None:
     config = BertConfig.preset(arguments.size, vocab_size=tokenizer.vocab_size, max_position_embeddings=arguments.length)
     loop = TrainingConfig(length=arguments.length, batch_size=arguments.batch_size)
     sampler = make_sampler(train_corpus, tokenizer, loop)
-    steps = arguments.steps
+    steps, rate, precision = arguments.steps, arguments.learning_rate, choose_precision("auto")
     if steps is None:
-        _, times = train(config, sampler, arguments.batch_size, 20)
+        if arguments.own: parser.error("--own needs --steps: the steps that the Trainer made")
+        _, times = train(config, sampler, arguments.batch_size, 20, rate)
         steps = int(60 * arguments.minutes * 10 / (times[-1] - times[-11]))
     start = time.perf_counter()
-    model, _ = train(config, sampler, arguments.batch_size, steps)
+    if arguments.own: model = train_own(config, sampler, arguments.batch_size, steps, rate, precision)
+    else: model = from_hf(train(config, sampler, arguments.batch_size, steps, rate)[0])
     seconds = time.perf_counter() - start
     ruler = make_sampler(held_out, tokenizer, TrainingConfig(length=arguments.length, seed=HELD_OUT_SEED))
-    figures = evaluate_pretraining(from_hf(model), ruler)
-    line = dict(recipe=f"Hugging Face Trainer: size={arguments.size} length={arguments.length} batch_size={arguments.batch_size}",
+    figures = evaluate_pretraining(model, ruler)
+    recipe = f"size={arguments.size} length={arguments.length} batch_size={arguments.batch_size}"
+    if rate != 1e-4: recipe += f" learning_rate={rate:g}"
+    if arguments.own: recipe += f", computed by minibert in {precision}"
+    line = dict(recipe=f"Hugging Face Trainer: {recipe}",
                 data=arguments.data, minutes=arguments.minutes, steps=steps, seconds=round(seconds, 1),
-                **{key: round(figures[key], 4) for key in KEPT})
+                **{key: round(figures[key], 4) for key in KEPT},
+                **{key: [round(x, 4) for x in figures[key]] for key in ("mlm_loss_interval", "mlm_accuracy_interval")})
     add_result(Path(arguments.out), line)
 
 

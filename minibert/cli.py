@@ -8,25 +8,30 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'HELD_OUT_SEED', 'QUESTIONS', 'DESCRIPTION', 'COMMANDS', 'Loop', 'Pretrain', 'Evaluate',
-           'FillMask', 'NextSentence', 'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify', 'as_arguments',
-           'read_options', 'take_out', 'expand', 'first_form', 'old_form', 'prepare', 'best_precision',
-           'training_config', 'steps_in', 'new_folder', 'as_yaml', 'Run', 'open_run', 'check_backend', 'fresh_model',
-           'start_run', 'make_run', 'first_alone', 'run_pretrain', 'ruler', 'at_checkpoints', 'lookers_on', 'train',
-           'go_on', 'say_start', 'numpy_weights', 'train_by_hand', 'measure', 'figures', 'questions',
-           'show_what_it_learned', 'read_lines', 'draw_curves', 'finish', 'with_text', 'run_evaluate', 'run_fill_mask',
-           'run_next_sentence', 'run_parity', 'accuracies', 'run_finetune', 'run_classify', 'run_bench', 'run_probe',
-           'run_inspect', 'main']
+__all__ = ['RECIPES', 'BACKENDS', 'KEPT_IN', 'HELD_OUT_SEED', 'PLACES', 'WATCHING', 'QUESTIONS', 'DESCRIPTION', 'COMMANDS',
+           'Loop', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Parity', 'Finetune', 'Bench',
+           'Probe', 'Inspect', 'Classify', 'as_arguments', 'read_options', 'take_out', 'began_with', 'expand',
+           'first_form', 'old_form', 'prepare', 'training_config', 'seconds_a_step', 'steps_in', 'new_folder',
+           'claim_folder', 'as_yaml', 'Run', 'open_run', 'check_backend', 'fresh_model', 'start_run', 'make_run',
+           'first_alone', 'run_pretrain', 'ruler', 'at_checkpoints', 'lookers_on', 'train', 'seconds_trained',
+           'check_resumed', 'go_on', 'begin_again', 'say_start', 'say_how_long', 'numpy_weights', 'train_by_hand',
+           'measure', 'figures', 'questions', 'show_what_it_learned', 'read_lines', 'draw_curves', 'finish',
+           'with_text', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_parity', 'accuracies', 'tune',
+           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
 
 # %% ../nbs/90_cli.ipynb #d2060ec5
 import torch
@@ -35,16 +40,18 @@ import yaml
 from tqdm import tqdm
 
 from .config import BertConfig, write_whole
+from .core import (
+    Count, Positive, Rate, Share, Whole, check_fields, choose_precision)
 from .corpus import Corpus, load_documents, sample_sentences, seeded, stories
 from .evaluation import count_bigrams, count_pieces, evaluate_pretraining
-from .finetuning import FinetuneConfig
+from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining
 from .pairs import PairSampler
 from .tokenizer import WordPieceTokenizer
 from .training import (
-    TrainingConfig, any_process, asked_to_stop, join_processes, keep_freed_memory,
-    make_optimizers, make_sampler, only_run_in, own_device, pretrain, resume,
-    to_tensorboard, train_step)
+    TrainingConfig, add_up_, asked_to_stop, forecast, join_processes,
+    keep_freed_memory, latest_checkpoint, list_checkpoints, make_optimizers,
+    make_sampler, only_run_in, own_device, pretrain, resume, to_tensorboard, train_step)
 from .weights import (
     compare_with_hf, comparison_table, fill_mask, load_pretrained, next_sentence,
     save_pretrained, to_hf)
@@ -52,14 +59,15 @@ from .weights import (
 # %% ../nbs/90_cli.ipynb #31a3501f
 @dataclass(frozen=True)
 class Loop(TrainingConfig):
-    "The loop's options, with defaults that learn the stories in two minutes."
+    "The loop's options, with defaults that learn the stories within two minutes."
 
-    steps: int = 2500  # updates of the weights
-    batch_size: int = 64  # pairs in a step
-    length: int = 64  # tokens in a pair, the three specials included
+    steps: Count = 1100  # updates of the weights
+    batch_size: Count = 64  # pairs in a step
+    length: Count = 48  # tokens in a pair, the three specials included
     optimizer: Literal["adamw", "muon"] = "muon"  # muon: for the layers' matrices
     learning_rate: Annotated[  # the peak, for adamw
-        float, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")] = 2e-3
+        Positive, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")] = 4e-3
+    mask_probability: Share = 0.2  # share of the tokens that are predicted
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
 
 # %% ../nbs/90_cli.ipynb #347a0fb7
@@ -71,17 +79,17 @@ class Pretrain(Loop):
     name: str | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: str = "text"  # the data set's column that holds the text
     streaming: bool = False  # read a data set as it comes: one too large to keep
-    processes: int = 0  # that turn the text into ids; 0: this one, in one go
+    processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
     start: str | None = None  # a run or checkpoint: go on from its weights, vocabulary
     size: Literal["tiny", "mini", "small", "medium", "base"] = "tiny"  # of the model
-    vocab_size: int = 8192  # pieces at most; a small text has fewer
-    max_position_embeddings: int | None = None  # tokens it can read; None: length
+    vocab_size: Count = 8192  # pieces at most; a small text has fewer
+    max_position_embeddings: Count | None = None  # tokens it can read; None: length
     positions: Literal["absolute", "rotary"] = "absolute"  # rotary: as in RoFormer
-    dropout: float = 0.0  # share of units dropped, in every place
+    dropout: Rate = 0.0  # share of units dropped, in every place
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 19 to 21, by hand
     out: str | None = None  # the run's folder, a new one (default: the next in runs/)
     resume: str | None = None  # the folder of a run that was stopped: go on with it
-    minutes: float | None = None  # train for about so long: decides the steps
+    minutes: Positive | None = None  # train for about so long: decides the steps
     watch: bool = False  # gradients, updates, weights and entropies by layer, too
     tensorboard: bool = False  # write the metrics for TensorBoard too, in the folder
     recipe: Literal["own", "bert", "fast"] = "own"  # the paper's, or the quickest
@@ -90,19 +98,27 @@ class Pretrain(Loop):
 # %% ../nbs/90_cli.ipynb #15eff7ae
 RECIPES = {
     "own": {},
-    "bert": dict(
-        optimizer="adamw", learning_rate=1e-4, dropout=0.1, precision="float32"),
-    "fast": dict(positions="rotary", mask_probability=0.3),
+    "bert": dict(optimizer="adamw", learning_rate=1e-4, mask_probability=0.15,
+                 dropout=0.1, precision="float32"),
+    "fast": dict(positions="rotary", mask_probability=0.3, length=64,
+                 learning_rate=2e-3),
 }
 BACKENDS = {
     "torch": {},
-    "numpy": dict(
-        optimizer="adamw", precision="float32", dropout=0.0, positions="absolute"),
+    "numpy": dict(optimizer="adamw", learning_rate=2e-3, mask_probability=0.15,
+                  precision="float32", dropout=0.0, positions="absolute"),
 }
 
 # %% ../nbs/90_cli.ipynb #0aa0b106
 @dataclass(frozen=True)
-class Evaluate:
+class Options:
+    "Options that are held against their annotations: ValueError names the first fault."
+
+    def __post_init__(self): check_fields(self)
+
+
+@dataclass(frozen=True)
+class Evaluate(Options):
     "Measure a run on its held-out text, or any checkpoint on another text."
 
     run: tyro.conf.Positional[str]  # a run's folder; with --dataset, any checkpoint
@@ -112,16 +128,16 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class FillMask:
+class FillMask(Options):
     "Show the likeliest pieces for every [MASK] in a text."
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
     text: tyro.conf.Positional[str]  # a text with one [MASK] or more
-    k: int = 5  # how many pieces for each
+    k: Count = 5  # how many pieces for each
 
 # %% ../nbs/90_cli.ipynb #9fc6824f
 @dataclass(frozen=True)
-class NextSentence:
+class NextSentence(Options):
     "Say how likely it is that the second sentence follows the first."
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
@@ -130,7 +146,7 @@ class NextSentence:
 
 
 @dataclass(frozen=True)
-class Parity:
+class Parity(Options):
     "Compare a checkpoint here with the same in transformers, part by part."
 
     checkpoint: tyro.conf.Positional[str]  # a folder, or a model's name on the hub
@@ -148,32 +164,32 @@ class Finetune(FinetuneConfig):
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Options):
     "Time training steps here and in Hugging Face's library, in turn, side by side."
 
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = None  # None: four
-    vocab_size: int = 8192  # with --size
-    minutes: float = 6.5  # about so long in all
-    rounds: int = 15  # steps of each peer at most
-    batch_size: int = 32  # pairs in a step
-    length: int = 128  # tokens in a pair
-    threads: int | None = None  # in each process; None: all processors
+    vocab_size: Count = 8192  # with --size
+    minutes: Positive = 6.5  # about so long in all
+    rounds: Count = 15  # steps of each peer at most
+    batch_size: Count = 32  # pairs in a step
+    length: Count = 128  # tokens in a pair
+    threads: Count | None = None  # in each process; None: all processors
     out: str | None = None  # a JSON file; a bar chart goes beside it
 
 # %% ../nbs/90_cli.ipynb #5882f43e
 @dataclass(frozen=True)
-class Probe:
+class Probe(Options):
     "Ask a model's layers for parts of speech, beside the controls."
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
     dataset: str | None = None  # a folder of CoNLL-U files; None: the stories
     out: str | None = None  # a folder for the figures as JSON, and two pictures
-    seeds: int = 5  # probes of each kind
+    seeds: Count = 5  # probes of each kind
     last_piece: bool = False  # read each word's last piece beside its first
 
 
 @dataclass(frozen=True)
-class Inspect:
+class Inspect(Options):
     "Draw what a model does with a text: pictures, and one page that shows them."
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
@@ -183,7 +199,7 @@ class Inspect:
 
 
 @dataclass(frozen=True)
-class Classify:
+class Classify(Options):
     "Say which label a fine-tuned BERT gives a text."
 
     run: tyro.conf.Positional[str]  # a folder that finetune made, or a model's name
@@ -197,6 +213,7 @@ def as_arguments(options: dict) -> list[str]:
     for name, value in options.items():
         flag = str(name).replace("_", "-")
         if isinstance(value, bool): words.append(f"--{'' if value else 'no-'}{flag}")
+        elif isinstance(value, list): words += [f"--{flag}", *map(str, value)]
         else: words += [f"--{flag}", str(value)]
     return words
 
@@ -223,11 +240,23 @@ def take_out(words: list[str], flag: str) -> tuple[list[str], str | None]:
     return kept, value
 
 
+KEPT_IN = {"pretrain": "run.yaml", "finetune": "options.json"}  # by a run's folder
+
+
+def began_with(words: list[str]) -> dict:
+    "The options of the run that `--resume` names, but for places; {} without one."
+    folder = take_out(words, "--resume")[1]
+    if folder is None or words[0] not in KEPT_IN: return {}
+    path = Path(folder) / KEPT_IN[words[0]]
+    options = read_options(path) if path.is_file() else {}
+    return {name: value for name, value in options.items() if name not in ("run", "out")}
+
+
 def expand(words: list[str]) -> list[str]:
-    "Put what --config, --recipe and --backend stand for before what is given by hand."
+    "Put what --resume, --config, --recipe and --backend stand for before the rest."
     words, path = take_out(words, "--config")
     options = read_options(path) if path else {}
-    bundle = {}
+    bundle = began_with(words)
     for flag, kinds in (("backend", BACKENDS), ("recipe", RECIPES)):
         words, given = take_out(words, f"--{flag}")
         given = given or options.get(flag)
@@ -278,21 +307,13 @@ def prepare(options: Pretrain, folder: Path) -> tuple[BertConfig, WordPieceToken
     return config, tokenizer
 
 # %% ../nbs/90_cli.ipynb #542d03fe
-def best_precision() -> str:
-    "bfloat16 where the machine multiplies it in hardware, else float32."
-    able = torch.cpu.get_capabilities()
-    quick = able.get("avx512_bf16") or able.get("amx_bf16")
-    if torch.cuda.is_available(): quick = torch.cuda.is_bf16_supported()
-    return "bfloat16" if quick else "float32"
-
-
 def training_config(options: dict) -> TrainingConfig:
     "The options that belong to the loop, with `auto` made definite."
     names = TrainingConfig.__dataclass_fields__.keys() & options.keys()
     own = {name: options[name] for name in names}
     if own.get("precision") == "auto":
         by_hand = options.get("backend") == "numpy"
-        own["precision"] = "float32" if by_hand else best_precision()
+        own["precision"] = "float32" if by_hand else choose_precision("auto", own_device())
     return TrainingConfig(**own)
 
 # %% ../nbs/90_cli.ipynb #f050d4ea
@@ -310,6 +331,25 @@ def _one_step(model, config: TrainingConfig, backend: str) -> Callable:
     return lambda batch, step: train_step(model, optimizers, batch, step, config)
 
 # %% ../nbs/90_cli.ipynb #2ac69e37
+def seconds_a_step(
+    model: BertForPreTraining,
+    sampler: PairSampler,
+    config: TrainingConfig,
+    backend: str = "torch",
+    *,
+    first: int = 3,  # steps that do not count
+    least: int = 12,  # steps that count, or more
+    seconds: float = 0.0,  # that they take, or more
+) -> float:
+    "The mean time of a training step on this machine, tried on a copy of the model."
+    take, clock = _one_step(model, config, backend), [time.perf_counter()]
+    while len(clock) <= first + least or clock[-1] - clock[first] < seconds:
+        step = len(clock) - 1
+        take(sampler.batch(step, config.batch_size), step)
+        clock.append(time.perf_counter())
+    return (clock[-1] - clock[first]) / (len(clock) - 1 - first)
+
+
 def steps_in(
     minutes: float,
     model: BertForPreTraining,
@@ -318,28 +358,41 @@ def steps_in(
     backend: str = "torch",
 ) -> int:  # 1 or more
     "How many steps fit into `minutes` here, by the mean of 12 steps or more."
-    if not minutes > 0:
+    if not 0 < minutes < math.inf:
         raise ValueError(f"minutes is {minutes}: give a number above 0.")
-    keep_freed_memory()
-    take, clock = _one_step(model, config, backend), [time.perf_counter()]
     enough = min(0.02 * 60 * minutes, 20)
-    while len(clock) < 16 or clock[-1] - clock[3] < enough:
-        step = len(clock) - 1
-        take(sampler.batch(step, config.batch_size), step)
-        clock.append(time.perf_counter())
-    mean = (clock[-1] - clock[3]) / (len(clock) - 4)
+    mean = seconds_a_step(model, sampler, config, backend, seconds=enough)
     return max(1, int(0.98 * 60 * minutes / mean))
 
 # %% ../nbs/90_cli.ipynb #5d409059
 def new_folder(out: str | None, where: str = "runs") -> Path:
     "The folder that a run is to have; FileExistsError with a sentence if it is there."
     if out is None:
-        taken = [int(p.name) for p in Path(where).glob("[0-9]*") if p.name.isdigit()]
+        names = (re.fullmatch(r"(\d+)|\.(\d+)\.making", path.name)
+                 for path in Path(where).glob("*"))
+        taken = [int(name[1] or name[2]) for name in names if name]
         return Path(where) / str(max(taken, default=0) + 1)
     if Path(out).exists():
         raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
                               "with a run by --resume.")
     return Path(out)
+
+
+def claim_folder(
+    out: str | None,
+    where: str = "runs",
+) -> tuple[Path, Path]:  # the folder, the one beside it
+    "A new folder's name, and one beside it that is ours alone, made to work in."
+    while True:
+        folder = new_folder(out, where)
+        mine = "" if out is None else f"-{os.getpid()}"
+        aside = folder.with_name(f".{folder.name}.making{mine}")
+        try: aside.mkdir(parents=True)
+        except FileExistsError:
+            if out is not None: raise
+            continue  # another run has this number
+        if not folder.exists(): return folder, aside
+        aside.rmdir()  # another run has just taken it
 
 
 def as_yaml(options: Pretrain) -> str:
@@ -380,7 +433,8 @@ def check_backend(options: Pretrain) -> None:
     if options.watch:
         raise ValueError("Only torch's loop is watched from inside: leave out --watch, "
                          "or give --backend torch.")
-    for name, only in BACKENDS["numpy"].items():
+    for name in ("optimizer", "precision", "dropout", "positions"):
+        only = BACKENDS["numpy"][name]
         if (value := getattr(options, name)) not in (only, "auto"):
             raise ValueError(f"The NumPy backend has no {name} {value}: give "
                              f"--{name} {only}, or --backend torch.")
@@ -406,49 +460,52 @@ def start_run(options: Pretrain, aside: Path, folder: Path) -> None:
         steps = steps_in(options.minutes, model, sampler, training, options.backend)
         training = replace(training, steps=steps)
     options = replace(options, **asdict(training), minutes=None, out=str(folder))
-    write_whole(aside / "run.yaml", as_yaml(options))
+    for name in ("run.yaml", ".run.yaml"): write_whole(aside / name, as_yaml(options))
 
 # %% ../nbs/90_cli.ipynb #07e78eae
-def make_run(options: Pretrain, folder: Path) -> None:
+def make_run(options: Pretrain) -> int:  # the folder's number; 0 where --out names it
     "Make the run's folder, whole or not at all."
-    aside = folder.with_name(f".{folder.name}.making-{os.getpid()}")
-    fresh = [path for path in aside.parents if not path.exists()]
-    aside.mkdir(parents=True)
+    home = Path("runs") if options.out is None else Path(options.out).parent
+    fresh = [path for path in (home, *home.parents) if not path.exists()]
+    folder, aside = claim_folder(options.out)
     try:
         start_run(options, aside, folder)
+        if options.out is not None: new_folder(options.out)  # is it still free?
         aside.rename(folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        for path in fresh: path.rmdir()
+        for path in fresh:
+            if not any(path.iterdir()): path.rmdir()
         raise
+    return int(folder.name) if options.out is None else 0
 
 # %% ../nbs/90_cli.ipynb #ef35a18d
-def first_alone(work: Callable[[], None]) -> None:
-    "Let the first process do the work while the others wait for it."
-    if join_processes()[0]:
-        if any_process(False): sys.exit(2)  # the first has said why
-        return
-    failed = True
+def first_alone(work: Callable[[], int | None]) -> int:  # what the work gave, or 0
+    "Let the first process do the work while the others wait for its number."
+    first = join_processes()[0] == 0
+    told = torch.tensor([0.0, float(first)])  # the number; 1 until all has gone well
     try:
-        work()
-        failed = False
-    finally: any_process(failed)
+        if first: told = torch.tensor([float(work() or 0), 0.0])
+    finally: add_up_([told])
+    if told[1]: sys.exit(2)  # the first has said why
+    return int(told[0])
 
 # %% ../nbs/90_cli.ipynb #6e6ab957
 def run_pretrain(options: Pretrain) -> None:
     "From texts to a trained, measured and saved BERT."
     check_backend(options)
     if options.print_config: return print(as_yaml(options), end="")
-    if options.resume is not None: return go_on(Path(options.resume))
+    keep_freed_memory()
+    if options.resume is not None: return go_on(options)
     if options.minutes is not None and join_processes()[1] > 1:
         raise ValueError("Minutes can be measured by one process only: give --steps.")
-    folder = new_folder(options.out)
-    any_process(False)  # all have read the name before it is taken
-    first_alone(lambda: make_run(options, folder))
+    number = first_alone(lambda: make_run(options))
+    folder = Path(options.out or f"runs/{number}")
     run = open_run(folder, check=False)  # written a moment ago
     model = fresh_model(folder, run.options["seed"])
     say_start(run, model.config)
-    finish(train(run, model), run)
+    if options.minutes is None: say_how_long(run, model)
+    finish(*train(run, model), run)
 
 # %% ../nbs/90_cli.ipynb #c06c1935
 HELD_OUT_SEED = 20181011  # the same masks for every model with this vocabulary
@@ -487,26 +544,74 @@ def lookers_on(run: Run) -> dict:
     return lookers
 
 # %% ../nbs/90_cli.ipynb #a9e3c8c9
-def train(run: Run, model: BertForPreTraining) -> BertForPreTraining:
+def train(
+    run: Run,
+    model: BertForPreTraining,
+) -> tuple[BertForPreTraining, float]:  # the seconds that its training took
     "Train the model from its first step to its last."
     training = training_config(run.options)
     sampler = make_sampler(run.train, run.tokenizer, training)
     if run.options["backend"] == "numpy":
-        on_log = lookers_on(run).get("on_log")
-        return train_by_hand(model.cpu(), sampler, training, run.folder, on_log)
+        on_log, start = lookers_on(run).get("on_log"), time.monotonic()
+        model = train_by_hand(model.cpu(), sampler, training, run.folder, on_log)
+        return model, round(time.monotonic() - start, 3)
     pretrain(model, sampler, training, run.folder, **lookers_on(run))
-    return model
+    return model, seconds_trained(run.folder)
 
 
-def go_on(folder: Path) -> None:
-    "Go on with a run that was stopped, and finish it."
+def seconds_trained(folder: Path) -> float | None:
+    "How long a run has trained up to its last checkpoint; None where it does not say."
+    return latest_checkpoint(folder)[1].get("seconds")
+
+# %% ../nbs/90_cli.ipynb #b2f8d011
+PLACES = "out", "resume", "print_config", "recipe"  # say where, or stand for others
+WATCHING = "watch", "tensorboard"  # may change at any time: they decide no number
+
+
+def check_resumed(options: Pretrain | Finetune, folder: Path) -> None:
+    "Refuse to go on with other options: ValueError naming each, and both values."
+    kept = [folder / name for name in (".run.yaml", "run.yaml", "options.json")]
+    began = next((read_options(path) for path in kept if path.is_file()), {})
+    now, where = asdict(options), Path(options.out or folder)
+    differs = [] if where.resolve() == folder.resolve() else [f"--out is {where}"]
+    for name, old in began.items():
+        if name in PLACES + WATCHING or name == "run" and not now[name]: continue
+        new = list(now[name]) if isinstance(now.get(name), tuple) else now.get(name)
+        if new != old:
+            differs.append(f"--{name.replace('_', '-')} was {old} and is {new}")
+    if differs:
+        raise ValueError(f"A run goes on only as it began, and {folder} is asked for "
+                         f"something else ({'; '.join(differs)}): leave that out, undo "
+                         "what was changed in the folder, or start a new run.")
+
+# %% ../nbs/90_cli.ipynb #a1c5c538
+def go_on(options: Pretrain) -> None:
+    "Go on with the run in `options.resume`, which was stopped, and finish it."
+    folder = Path(options.resume)
     run = open_run(folder)
     if run.options.get("backend") == "numpy":
         raise ValueError(f"{folder} was trained with NumPy, which keeps no checkpoints "
                          f"to go on from: start anew with --config {folder}/run.yaml "
                          "--out and a new folder.")
-    model, _ = resume(folder, device=own_device(), **lookers_on(run))
-    finish(model, run)
+    check_resumed(options, folder)
+    run = replace(run, options=asdict(options))
+    if not list_checkpoints(folder): return finish(*begin_again(run), run)
+    model, _ = resume(folder, config=training_config(run.options), device=own_device(),
+                      **lookers_on(run))
+    finish(model, seconds_trained(folder), run)
+
+
+def begin_again(run: Run) -> tuple[BertForPreTraining, float]:
+    "Train a run from step 0 that was stopped before its first checkpoint."
+    trained = (run.folder / "model.safetensors").exists() and not run.options["start"]
+    if trained or (run.folder / "summary.json").exists():
+        raise FileNotFoundError(f"{run.folder} holds a trained model and no checkpoint: "
+                                "give the folder of a run that was stopped.")
+    def forget():
+        with only_run_in(run.folder):
+            (run.folder / "metrics.jsonl").unlink(missing_ok=True)
+    first_alone(forget)
+    return train(run, fresh_model(run.folder, run.options["seed"]))
 
 # %% ../nbs/90_cli.ipynb #827ee7a7
 def say_start(run: Run, config: BertConfig) -> None:
@@ -518,6 +623,16 @@ def say_start(run: Run, config: BertConfig) -> None:
           f"{training.steps:,} steps of {training.batch_size} pairs of "
           f"{training.length} tokens, {training.optimizer}, {training.precision}.",
           flush=True)
+
+
+def say_how_long(run: Run, model: BertForPreTraining) -> None:
+    "A line more where the run will take over two minutes on this machine."
+    training, backend = training_config(run.options), run.options["backend"]
+    if training.steps < 200 or join_processes()[1] > 1: return
+    sampler = make_sampler(run.train, run.tokenizer, training)
+    each = seconds_a_step(model, sampler, training, backend, first=1, least=1, seconds=1)
+    if said := forecast(each * training.steps, training.steps, training.steps):
+        print(f"That takes {said}, {each:.3f} s a step.", flush=True)
 
 # %% ../nbs/90_cli.ipynb #4edf4ff9
 def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
@@ -546,9 +661,8 @@ def train_by_hand(
     folder: Path,
     on_log: Callable[[list[dict]], None] | None = None,
 ) -> BertForPreTraining:  # another model, with the last weights
-    "Train with NumPy alone; Ctrl-C saves the weights and stops."
+    "Train with NumPy alone; Ctrl-C and SIGTERM save the weights and stop."
     from minibert.numpy_bert.training import pretrain_numpy
-    keep_freed_memory()
     bar, steps = tqdm(total=training.steps, unit="step"), training.steps
     with only_run_in(folder), bar, asked_to_stop() as asked:
         counted, params = _Counted(sampler, bar, asked), numpy_weights(model)
@@ -655,12 +769,12 @@ def draw_curves(lines: list[dict], summary: dict):
     return show_curves(curves, lines=base)
 
 # %% ../nbs/90_cli.ipynb #83b5bfd3
-def finish(model: BertForPreTraining, run: Run) -> None:
+def finish(model: BertForPreTraining, seconds: float | None, run: Run) -> None:
     "Save the model, measure it, draw its curves, and say what it learned."
     if join_processes()[0]: return
     model = model.cpu()
     save_pretrained(model, run.tokenizer, run.folder)
-    summary = measure(model, run)
+    summary = measure(model, run) | dict(train_seconds=seconds)
     draw_curves(read_lines(run.folder), summary).savefig(run.folder / "curves.png")
     write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     print("\n" + figures(summary))
@@ -732,19 +846,27 @@ def accuracies(figures: dict) -> str:
     return "\n".join(rows)
 
 # %% ../nbs/90_cli.ipynb #0c691d1f
+def tune(options: Finetune) -> tuple[Path, dict]:  # the new folder, the figures
+    "Fine-tune into a new folder; where another run takes the number, into the next."
+    own = {name: getattr(options, name) for name in FinetuneConfig.__dataclass_fields__}
+    while True:
+        folder = new_folder(options.out, "tuned")
+        try: return folder, run_finetuning(FinetuneConfig(**own | dict(out=str(folder))))
+        except FileExistsError:
+            if options.out is not None or new_folder(None, "tuned") == folder: raise
+
+
 def run_finetune(options: Finetune) -> None:
     "From a table of labelled texts to a saved classifier and its figures."
-    from minibert.finetuning import resume_finetuning, run_finetuning
     if options.resume is None and not (options.run and options.dataset):
         raise ValueError("There is nothing to learn from: give a run's folder and "
                          "--dataset, or go on with --resume and a folder.")
-    if options.resume is not None:
-        folder, figures = options.resume, resume_finetuning(options.resume)
+    keep_freed_memory()
+    if options.resume is None: folder, figures = tune(options)
     else:
-        folder = str(new_folder(options.out, "tuned"))
-        own = {name: getattr(options, name)
-               for name in FinetuneConfig.__dataclass_fields__}
-        figures = run_finetuning(FinetuneConfig(**own | dict(out=folder)))
+        folder = Path(options.resume)
+        check_resumed(options, folder)
+        figures = resume_finetuning(folder)
     print("\n" + accuracies(figures))
     print(f'\nSaved in {folder}. Ask it:\n  minibert classify {folder} "a text"')
 
@@ -762,6 +884,7 @@ def run_classify(options: Classify) -> None:
 def run_bench(options: Bench) -> None:
     "Time training steps, print the table, keep it where asked."
     from minibert.speed import CASES, bench, bench_table
+    keep_freed_memory()
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
     cases = ((options.size, options.vocab_size),) if options.size else CASES
     result = bench(cases, **{name: getattr(options, name) for name in known})
@@ -798,14 +921,27 @@ COMMANDS = {
 }
 
 # %% ../nbs/90_cli.ipynb #90435511
+@contextmanager
+def sigterm_stops() -> Iterator[None]:
+    "While it lasts, SIGTERM stops the command as Ctrl-C does."
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    def stop(number, frame): raise KeyboardInterrupt("Stopped by SIGTERM.")
+    before = signal.signal(signal.SIGTERM, stop)
+    try: yield
+    finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
     try:
-        options = tyro.extras.subcommand_cli_from_dict(
-            {name: kind for name, (kind, _) in COMMANDS.items()},
-            prog="minibert", description=DESCRIPTION,
-            args=expand(sys.argv[1:] if words is None else words))
-        return dict(COMMANDS.values())[type(options)](options) or 0
+        with sigterm_stops():
+            options = tyro.extras.subcommand_cli_from_dict(
+                {name: kind for name, (kind, _) in COMMANDS.items()},
+                prog="minibert", description=DESCRIPTION,
+                args=expand(sys.argv[1:] if words is None else words))
+            return dict(COMMANDS.values())[type(options)](options) or 0
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130

@@ -10,10 +10,12 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
+
+from .core import Count, Positive, Rate, Whole, check_fields
 
 # %% auto #0
-__all__ = ['ACTIVATIONS', 'POSITIONS', 'SIZES', 'write_whole', 'check_config', 'BertConfig', 'count_parameters',
-           'layer_activations', 'training_memory']
+__all__ = ['SIZES', 'write_whole', 'check_config', 'BertConfig', 'count_parameters', 'layer_activations', 'training_memory']
 
 # %% ../nbs/01_config.ipynb #1ca7864d
 def write_whole(
@@ -36,50 +38,6 @@ def write_whole(
     finally:
         aside.unlink(missing_ok=True)
 
-# %% ../nbs/01_config.ipynb #d50d17c8
-_COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
-
-
-def _is(value, *kinds):
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _check_counts(config):
-    for name in _COUNTS:
-        value = getattr(config, name)
-        if not _is(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}: give a whole number of 1 or more.")
-
-# %% ../nbs/01_config.ipynb #77365833
-def _check_rates(config):
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        value = getattr(config, name)
-        if not _is(value, int, float) or not 0 <= value < 1:
-            raise ValueError(f"{name} is {value!r}: give a share from 0 to below 1.")
-    for name in ("layer_norm_eps", "initializer_range"):
-        value = getattr(config, name)
-        if not _is(value, int, float) or not 0 < value < float("inf"):
-            raise ValueError(f"{name} is {value!r}: give a number above 0.")
-
-# %% ../nbs/01_config.ipynb #15b8c3c3
-ACTIVATIONS = ("gelu", "gelu_new", "relu")
-POSITIONS = ("absolute", "rotary")
-
-
-def _check_choices(config):
-    known = dict(hidden_act=ACTIVATIONS, position_embedding_type=POSITIONS)
-    for name, choices in known.items():
-        if (value := getattr(config, name)) not in choices:
-            raise ValueError(f"{name} is {value!r}: choose {' or '.join(choices)}.")
-
 # %% ../nbs/01_config.ipynb #d024e93e
 def _check_heads(config):
     D, H = config.hidden_size, config.num_attention_heads
@@ -97,13 +55,11 @@ def _check_heads(config):
 # %% ../nbs/01_config.ipynb #50c6f260
 def check_config(config: BertConfig) -> None:
     "Refuse a config that describes no BERT: a ValueError says which value, and why."
-    _check_counts(config)
-    _check_rates(config)
-    _check_choices(config)
+    check_fields(config)
     _check_heads(config)
     pad, V = config.pad_token_id, config.vocab_size
-    if not _is(pad, int) or not 0 <= pad < V:
-        raise ValueError(f"pad_token_id is {pad!r}: give an id from 0 to {V - 1}.")
+    if pad >= V:
+        raise ValueError(f"pad_token_id is {pad}: give an id from 0 to {V - 1}.")
 
 # %% ../nbs/01_config.ipynb #510bda43
 SIZES = {  # name: (layers, D, H)
@@ -242,20 +198,20 @@ class _InAndOut:
 class BertConfig(_InAndOut):
     "The sizes of one BERT, in Hugging Face's names; a value that cannot be is refused."
 
-    vocab_size: int = 30522  # V
-    hidden_size: int = 768  # D
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12  # H
-    intermediate_size: int = 3072  # F
-    hidden_act: str = "gelu"  # the exact one; "gelu_new" is the tanh form
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    max_position_embeddings: int = 512  # the largest S
-    type_vocab_size: int = 2
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
-    pad_token_id: int = 0
-    position_embedding_type: str = "absolute"  # or "rotary", as in RoFormer
+    vocab_size: Count = 30522  # V
+    hidden_size: Count = 768  # D
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 12  # H
+    intermediate_size: Count = 3072  # F
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"  # the exact one; or tanh
+    hidden_dropout_prob: Rate = 0.1
+    attention_probs_dropout_prob: Rate = 0.1
+    max_position_embeddings: Count = 512  # the largest S
+    type_vocab_size: Count = 2
+    initializer_range: Positive = 0.02
+    layer_norm_eps: Positive = 1e-12
+    pad_token_id: Whole = 0
+    position_embedding_type: Literal["absolute", "rotary"] = "absolute"  # or RoFormer's
 
     def __post_init__(self): check_config(self)
 

@@ -5,6 +5,7 @@
 # %% ../nbs/11_corpus.ipynb #ed9a26fb
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -789,9 +790,18 @@ def _check_text(file):
 def _text_files(path):
     "The text files at `path`, unless it is a folder of tables in the hub's layout."
     if path.is_file() and path.suffix not in (".parquet", ".arrow"): return [path]
-    tables = ("parquet", "arrow", "json", "jsonl", "csv")
-    if any(next(path.rglob(f"*.{kind}"), None) for kind in tables): return []
-    return sorted(file for file in path.rglob("*.txt") if file.is_file())
+    files = list(_below(path))
+    tables = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
+    if any(file.suffix in tables for file in files): return []
+    return sorted(file for file in files if file.suffix == ".txt" and file.is_file())
+
+
+def _below(path):
+    "All files below a folder; what may not be listed is an error, and never left out."
+    def refuse(error): raise error
+    if path.is_dir():
+        for folder, _, names in os.walk(path, onerror=refuse):
+            yield from (Path(folder) / name for name in names)
 
 # %% ../nbs/11_corpus.ipynb #e45aa33c
 def _load_table(source, name, streaming=False):
@@ -812,12 +822,27 @@ def _load_table(source, name, streaming=False):
             return datasets.load_dataset("parquet", data_files=str(source),
                                          streaming=streaming)
         return datasets.load_dataset(str(source), name, streaming=streaming)
-    except Exception as error: raise _not_loaded(source, name, error) from None
+    except Exception as error:
+        raise _systems(error) or _not_loaded(source, name, error) from None
     finally:
         datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = kept
         if bars: datasets.enable_progress_bars()
 
 # %% ../nbs/11_corpus.ipynb #f8178a5f
+_ADVICE = {  # where the operating system refuses to read: what to do
+    errno.EMFILE: "close other files, or raise the limit with ulimit -n",
+    errno.ENFILE: "close other files", errno.EACCES: "ask for the right to read it",
+    errno.EPERM: "ask for the right to read it"}
+
+
+def _systems(error):
+    "The operating system's refusal behind `error`, if it was one."
+    refusals = (*_ADVICE, errno.ENOSPC, errno.EIO)
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in refusals: return error
+        error = error.__cause__ or error.__context__
+
+
 def _not_loaded(source, name, error):
     "One sentence for whatever the library of data sets raises."
     said = (str(error).strip().splitlines() or [""])[0].rstrip(".")[:160]
@@ -838,6 +863,7 @@ def _texts(rows, column, source):
                 yield text or ""
                 count += 1
     except Exception as error:
+        if told := _systems(error): raise told from None
         raise ValueError(f"The data set {source} broke off after {count:,} rows "
                          f"({type(error).__name__}): try again.") from error
 
@@ -949,11 +975,8 @@ def _checked(n):
 
 # %% ../nbs/11_corpus.ipynb #2748b900
 def _vocabulary(tokenizer):
-    "What two equal vocabularies share: their pieces in order, and the case."
-    vocab, case = tokenizer.vocab, bool(getattr(tokenizer, "lowercase", True))
-    pieces = sorted(vocab, key=vocab.get) if isinstance(vocab, dict) else list(vocab)
-    hashed = sha256(json.dumps([pieces, case]).encode()).hexdigest()
-    return dict(vocab_size=tokenizer.vocab_size, vocabulary=hashed)
+    "What corpus.json says of its tokenizer: how many pieces, and the fingerprint."
+    return dict(vocab_size=tokenizer.vocab_size, vocabulary=tokenizer.fingerprint)
 
 # %% ../nbs/11_corpus.ipynb #4a7d2fc2
 _NAMES = ("ids", "sentence_starts", "document_starts")
@@ -1017,18 +1040,30 @@ def _map(path, expected, check):
     return values
 
 # %% ../nbs/11_corpus.ipynb #34d6d02c
+def _not_read(folder, error):
+    "The system's refusal in a sentence, as an error of the same kind."
+    why = ": ".join(map(str, filter(None, (error.strerror, error.filename))))
+    told = type(error)(f"The corpus in {folder} could not be read, though it may be "
+                       f"whole ({why}): {_ADVICE.get(error.errno, 'try again')}.")
+    told.errno = error.errno
+    return told
+
+
 def _read(folder, check):
     "The arrays and the facts of a corpus folder."
-    if not (folder / "corpus.json").is_file():
-        raise FileNotFoundError(f"The folder {folder} holds no corpus.json: build a "
-                                "corpus there first.")
     try:
         info = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        files = info["files"]
+        files, _ = info["files"], (info["vocab_size"], info["vocabulary"])
         return [_map(folder / f"{n}.npy", files[n], check) for n in _NAMES], info
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"The corpus in {folder} is damaged ({error}): delete the "
-                         "folder and build it again.") from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if Path(error.filename or "") == folder / "corpus.json":
+            raise FileNotFoundError(f"The folder {folder} holds no corpus.json: build "
+                                    "a corpus there first.") from None
+        problem = error
+    except OSError as error: raise _not_read(folder, error) from None
+    except (EOFError, ValueError, KeyError, TypeError) as error: problem = error
+    raise ValueError(f"The corpus in {folder} is damaged ({problem}): delete the "
+                     "folder and build it again.")
 
 # %% ../nbs/11_corpus.ipynb #c7c017a0
 class _Arrays:
@@ -1058,9 +1093,9 @@ def _same_vocabulary(folder, info, tokenizer):
     "Refuse a tokenizer that is not the one a corpus was built with."
     if _vocabulary(tokenizer)["vocabulary"] != info["vocabulary"]:
         raise ValueError(
-            f"The corpus in {folder} was built with another vocabulary "
-            f"({info['vocab_size']:,} pieces; this one has {tokenizer.vocab_size:,}): "
-            "build it again with this one.")
+            f"The corpus in {folder} was built with another vocabulary, or other rules "
+            f"for case and accents ({info['vocab_size']:,} pieces; this tokenizer has "
+            f"{tokenizer.vocab_size:,}): open it with its own, or build it again.")
 
 # %% ../nbs/11_corpus.ipynb #ad062254
 class Corpus(_Arrays):
@@ -1070,7 +1105,7 @@ class Corpus(_Arrays):
     def build(
         cls,
         documents: Iterable[list[str]],  # each a list of sentences
-        tokenizer,  # has ids(text), vocab, vocab_size
+        tokenizer,  # has ids(text), vocab_size, fingerprint
         folder: str | Path | None = None,  # None: in memory
         processes: int = 0,  # 0: in one go; 1 or more: in shards that outlive a kill
         shard: int = 1 << 22,  # characters of text in a shard
@@ -1083,7 +1118,7 @@ class Corpus(_Arrays):
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer=None, check: bool = True) -> Corpus:
-        "Open a corpus by memory map; ValueError if damaged or of another vocabulary."
+        "Open a corpus by memory map; ValueError if damaged or of another tokenizer."
         arrays, info = _read(Path(folder), check)
         if tokenizer is not None: _same_vocabulary(folder, info, tokenizer)
         return cls(*arrays, info)

@@ -5,8 +5,7 @@
 # %% ../nbs/15_evaluation.ipynb #8947cb47
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +17,9 @@ from .pairs import PairSampler
 from .training import INPUTS
 
 # %% auto #0
-__all__ = ['Z', 'count_pieces', 'evaluating', 'Predictions', 'predictions', 'wilson', 'row_interval', 'unigram_baseline',
-           'Bigrams', 'count_bigrams', 'bigram_baseline', 'accuracy_bound', 'accuracy_by', 'by_frequency', 'by_tag',
-           'calibration', 'word_perplexity', 'word_pieces', 'evaluate_pretraining']
+__all__ = ['Z', 'count_pieces', 'Predictions', 'predictions', 'wilson', 'row_interval', 'unigram_baseline', 'Bigrams',
+           'count_bigrams', 'bigram_baseline', 'accuracy_bound', 'accuracy_by', 'by_frequency', 'by_tag', 'calibration',
+           'word_perplexity', 'word_pieces', 'evaluate_pretraining']
 
 # %% ../nbs/15_evaluation.ipynb #2ce72130
 def count_pieces(
@@ -34,16 +33,7 @@ def count_pieces(
     return counts
 
 # %% ../nbs/15_evaluation.ipynb #acf80543
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[torch.device]:  # where the model is
-    "Eval mode, no gradients, no autocast; each module's own mode comes back after."
-    modes = [(part, part.training) for part in model.modules()]
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    model.eval()
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False): yield device
-    finally:
-        for part, mode in modes: part.training = mode
+from .core import evaluating
 
 # %% ../nbs/15_evaluation.ipynb #75edacbb
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class Predictions:
     left: np.ndarray  # (N,) what the input shows to the left of it
     position: np.ndarray  # (N,) where it stands in the corpus
     row: np.ndarray  # (N,) the number of its pair
-    pair_label: np.ndarray  # (P,) 0 = really next, 1 = random
+    pair_label: np.ndarray  # (P,) 0 = really next, 1 = random; empty if not asked
     pair_prediction: np.ndarray  # (P,)
     pair_loss: np.ndarray  # (P,)
 
@@ -78,18 +68,23 @@ def _judge(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return prediction, loss.double(), top.exp().double()
 
 # %% ../nbs/15_evaluation.ipynb #d112d1c5
+def _ask_pairs(out, labels: Tensor | None) -> list[Tensor]:
+    "Label, answer and loss of each pair; empty columns where no label is given."
+    if labels is None: return [torch.empty(0, dtype=torch.long)] * 2 + [torch.empty(0)]
+    return [labels, *_judge(out.seq_relationship_logits, labels)[:2]]
+
+
 def _ask(model, batch, device, first) -> list[np.ndarray]:
     "The columns of `Predictions` for one batch, whose first pair has number `first`."
-    out = model(**{name: batch[name].to(device) for name in INPUTS})
-    ids, labels, pairs = (batch[name] for name in
-                          ("input_ids", "labels", "next_sentence_label"))
+    out = model(**{name: batch[name].to(device) for name in INPUTS if name in batch})
+    ids, labels = batch["input_ids"], batch["labels"]
     chosen, logits = labels != -100, out.prediction_logits
     if logits.dim() == 3: logits = logits[chosen.to(device)]
     row = torch.arange(first, first + len(ids))[:, None].expand_as(ids)
     places = ids, ids.roll(1, 1), batch["positions"], row
     columns = [labels[chosen], *_judge(logits, labels[chosen])]
     columns += [place[chosen] for place in places]
-    columns += [pairs, *_judge(out.seq_relationship_logits, pairs)[:2]]
+    columns += _ask_pairs(out, batch.get("next_sentence_label"))
     return [column.cpu().numpy() for column in columns]
 
 # %% ../nbs/15_evaluation.ipynb #f87e1852
@@ -136,6 +131,9 @@ def row_interval(
     row: np.ndarray,  # (N,) which pair each belongs to: pairs are independent
 ) -> tuple[float, float]:  # low, high
     "The 95 % interval of a mean over tokens that come in pairs of unequal length."
+    if not np.isfinite(values).all():
+        raise ValueError("A value is not a finite number, so its mean has no interval: "
+                         "give losses, or right and wrong.")
     n, sums = np.bincount(row), np.bincount(row, values)
     n, sums = n[n > 0], sums[n > 0]
     if len(n) < 2: raise ValueError("One pair has no spread: measure two or more.")
@@ -151,11 +149,18 @@ def _shares(counts) -> np.ndarray:  # (V,)
     return (counts + 1) / (counts.sum() + len(counts))
 
 
+def _some(label: np.ndarray) -> None:
+    "Refuse to take the mean of nothing: ValueError."
+    if not len(label):
+        raise ValueError("There is no token to measure: give one or more.")
+
+
 def unigram_baseline(
     counts: np.ndarray,  # (V,) how often each piece occurs in the training text
     label: np.ndarray,  # (N,)
 ) -> dict[str, float]:
     "What knowing only how common pieces are gets: its loss and its accuracy."
+    _some(label)
     right = label == np.argmax(np.asarray(counts))
     return dict(unigram_loss=float(-np.log(_shares(counts)[label]).mean()),
                 unigram_accuracy=float(right.mean()))
@@ -221,6 +226,7 @@ def bigram_baseline(
     label: np.ndarray,  # (N,)
 ) -> dict[str, float]:
     "What knowing the left neighbour gets, smoothed as by Witten and Bell 1991."
+    _some(label)
     share, (followed, kinds) = _shares(counts), bigrams.followers()
     n, T, prior = followed[left], kinds[left], share[label]
     seen = (bigrams.count(left, label) + T * prior) / np.maximum(n + T, 1)
@@ -304,6 +310,7 @@ def calibration(
     bins: int = 10,  # equally wide, from 0 to 1
 ) -> dict:  # ece; bins: low, high, n, confidence, accuracy of each that is not empty
     "How far the probability of the prediction is from how often it is right."
+    _some(told.label)
     which, table = np.minimum((told.top * bins).astype(int), bins - 1), []
     for k in np.unique(which):
         top, right = told.top[which == k], told.right[which == k]
@@ -349,7 +356,8 @@ def _mlm_figures(told: Predictions, sampler: PairSampler) -> dict:
 
 
 def _nsp_figures(told: Predictions) -> dict:
-    "Loss, accuracy and confusion of the pairs: rows are labels, columns are answers."
+    "Loss, accuracy and confusion (row: label, column: answer) of the pairs, if any."
+    if not len(told.pair_label): return {}
     P, hits = len(told.pair_label), int(told.pair_right.sum())
     confusion = np.bincount(2 * told.pair_label + told.pair_prediction, minlength=4)
     return dict(nsp_loss=float(told.pair_loss.mean()), nsp_accuracy=hits / P,
@@ -367,6 +375,18 @@ def _check_neighbours(counts, bigrams, V: int) -> None:
             raise ValueError(f"The {name} are for {size:,} pieces and the sampler's "
                              f"tokenizer has {V:,}: count a corpus made with it.")
 
+
+def _numbers(figures: dict) -> dict:
+    "The figures as they are; FloatingPointError for one that is not a finite number."
+    for name, value in figures.items():
+        if np.isfinite(value).all(): continue
+        baseline = name.startswith(("unigram", "bigram"))
+        raise FloatingPointError(
+            f"{name} is {value}, which is no figure: " +
+            ("count the training corpus anew." if baseline else "the model's weights "
+             "are damaged; go back to an earlier checkpoint."))
+    return figures
+
 # %% ../nbs/15_evaluation.ipynb #9b4ef00c
 def evaluate_pretraining(
     model: nn.Module,  # a BertForPreTraining, ours or Hugging Face's
@@ -381,10 +401,11 @@ def evaluate_pretraining(
     "Held-out figures with 95 % intervals, baselines and bound; ready for JSON."
     _check_neighbours(counts, bigrams, sampler.tokenizer.vocab_size)
     told = predictions(model, sampler, batches, batch_size)
-    figures = _mlm_figures(told, sampler) | _nsp_figures(told)
+    with np.errstate(over="ignore"):  # `_numbers` refuses what is infinite
+        figures = _mlm_figures(told, sampler) | _nsp_figures(told)
     if counts is not None: figures |= unigram_baseline(counts, told.label)
     if bigrams is not None:
         figures |= bigram_baseline(bigrams, counts, told.left, told.label)
     bound = stories and accuracy_bound(sampler, stories, batches, batch_size)
     if bound: figures["mlm_accuracy_bound"] = bound
-    return figures
+    return _numbers(figures)

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'read_examples', 'take_share', 'hold_out', 'bag_of_words', 'pool', 'ClassifierOutput',
@@ -33,16 +33,18 @@ from tqdm import tqdm
 
 from .attention import MultiHeadAttention
 from .config import BertConfig, write_whole
+from .core import (
+    Bounds, Count, Positive, Rate, Whole, check_fields, choose_precision)
 from .corpus import _load_table, seeded
 from .encoder import activation
-from .evaluation import evaluating, row_interval
+from .evaluation import evaluating, row_interval, wilson
 from .heads import BertForPreTraining
 from .model import BertModel, initialise_
 from .tokenizer import WordPieceTokenizer, pad_rows
 from .training import (
-    TrainingConfig, asked_to_stop, best_checkpoint, check_same, keep_freed_memory,
-    latest_checkpoint, make_optimizers, only_run_in, read_metrics, restore_optimizers_,
-    save_checkpoint, schedule_at)
+    TrainingConfig, asked_to_stop, best_checkpoint, check_same, latest_checkpoint,
+    list_checkpoints, make_optimizers, only_run_in, own_device, read_metrics,
+    restore_optimizers_, save_checkpoint, schedule_at)
 from .weights import _find, _read_tensors, from_hf, load_pretrained, to_hf
 
 # %% ../nbs/18_finetuning.ipynb #91610812
@@ -121,12 +123,27 @@ def _read_csv(path: Path) -> dict[str, list]:  # column -> values
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             mark = "\t" if path.suffix == ".tsv" else ","
-            rows = list(csv.DictReader(file, delimiter=mark, strict=True))
+            lines = csv.reader(file, delimiter=mark, strict=True)
+            names = next(lines, [])
+            rows = [(lines.line_num, row) for row in lines if row]
     except (UnicodeDecodeError, csv.Error) as problem:
         raise ValueError(f"The file {path} cannot be read ({problem}): save it as a "
                          "UTF-8 table with a first line of column names.") from None
     if not rows: raise ValueError(f"The file {path} has no row below its first line.")
-    return {name: [row[name] for row in rows] for name in rows[0] if name}
+    _check_widths(path, names, rows)
+    return {name: [row[k] for _, row in rows] for k, name in enumerate(names) if name}
+
+# %% ../nbs/18_finetuning.ipynb #e042ea4a
+def _check_widths(path: Path, names: list[str], rows: list[tuple]) -> None:
+    "Refuse two columns of one name, and a row with more or fewer fields than names."
+    if twice := {name for name in names if name and names.count(name) > 1}:
+        raise ValueError(f"The first line of {path} names the column {min(twice)!r} "
+                         "twice: give each column a name of its own.")
+    for line, row in rows:
+        if len(row) != len(names):
+            raise ValueError(f"Line {line} of {path} has {len(row)} fields, and the "
+                             f"first line names {len(names)} columns: put a text that "
+                             "holds a comma or a tab in double quotes.")
 
 # %% ../nbs/18_finetuning.ipynb #a2ead9f0
 def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
@@ -205,11 +222,23 @@ def take_share(
     taken, left = [], []
     for label in range(len(examples.names)):
         places = np.flatnonzero(examples.labels == label)
-        places = places[torch.randperm(len(places), generator=seeded(seed, label, 18))]
+        generator = seeded(seed, label, 18)
+        places = places[torch.randperm(len(places), generator=generator).numpy()]
         count = min(len(places), max(1, round(share * len(places))))
         taken.append(places[:count])
         left.append(places[count:])
     return tuple(examples.take(np.sort(np.concatenate(part))) for part in (taken, left))
+
+# %% ../nbs/18_finetuning.ipynb #01e451a5
+def _check_counts(examples: Examples, parts: tuple[str, ...]) -> None:
+    "Refuse a label with fewer examples than parts that need one: ValueError naming it."
+    counts = np.bincount(examples.labels, minlength=len(examples.names))
+    for name, count in zip(examples.names, counts.tolist()):
+        if 0 < count < len(parts):
+            raise ValueError(
+                f"The label {name!r} has {count} example{'s' * (count > 1)}, and "
+                f"{len(parts)} are the least ({', '.join(parts)}): add examples of it, "
+                "take a larger share, or leave this label out.")
 
 # %% ../nbs/18_finetuning.ipynb #fcc71bb5
 def hold_out(
@@ -217,6 +246,7 @@ def hold_out(
     seed: int = 0,
 ) -> tuple[Examples, Examples]:  # to learn from, to choose by
     "Set a tenth aside: 100 to 1000 examples, but no more than a fifth of them."
+    _check_counts(examples, ("one to learn from", "one to choose by"))
     count = min(max(100, len(examples) / 10), 1000, len(examples) / 5)
     chosen_by, rest = take_share(examples, count / len(examples), seed + 1000)
     return rest, chosen_by
@@ -228,6 +258,17 @@ def _words(text: str | tuple) -> list[str]:
     a, b = text
     return _words(a) + [f"2:{word}" for word in _words(b)]
 
+# %% ../nbs/18_finetuning.ipynb #863d472e
+def _word_counters() -> tuple[type, type]:
+    "scikit-learn's two classes; ImportError saying how to get them."
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        raise ImportError("The bag of words needs scikit-learn: pip install "
+                          "scikit-learn.") from None
+    return TfidfVectorizer, LogisticRegression
+
 # %% ../nbs/18_finetuning.ipynb #0bc450b2
 def bag_of_words(
     train: Examples,
@@ -235,15 +276,10 @@ def bag_of_words(
     asked: Examples,
 ) -> np.ndarray:  # (N,) the answers, as numbers
     "What word counts alone can tell: tf-idf and a logistic regression (scikit-learn)."
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-        from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise ImportError("The bag of words needs scikit-learn: pip install "
-                          "scikit-learn.") from None
-    bag = TfidfVectorizer(analyzer=_words).fit(train.texts)
+    Vectorizer, Regression = _word_counters()
+    bag = Vectorizer(analyzer=_words).fit(train.texts)
     seen, judged, other = (bag.transform(p.texts) for p in (train, chosen_by, asked))
-    fits = [LogisticRegression(C=C, max_iter=1000).fit(seen, train.labels)
+    fits = [Regression(C=C, max_iter=1000).fit(seen, train.labels)
             for C in (0.1, 1.0, 10.0, 100.0)]
     return max(fits, key=lambda fit: fit.score(judged, chosen_by.labels)).predict(other)
 
@@ -358,7 +394,14 @@ def ask(
             batch = sampler.gather(order[at:at + batch_size])
             del batch["labels"]
             parts.append(answer({k: v.to(device) for k, v in batch.items()}).cpu())
-    return torch.cat(parts)[np.argsort(order)]
+    return _finite(torch.cat(parts)[np.argsort(order)])
+
+# %% ../nbs/18_finetuning.ipynb #571c16ff
+def _finite(answers: Tensor) -> Tensor:
+    "The answers themselves; FloatingPointError where one is no finite number."
+    if answers.isfinite().all(): return answers
+    raise FloatingPointError("The model's answers are not finite numbers: its weights "
+                             "are damaged; go back to an earlier checkpoint.")
 
 # %% ../nbs/18_finetuning.ipynb #8262d774
 def judge(logits: Tensor, labels: np.ndarray) -> dict[str, float]:
@@ -414,16 +457,25 @@ def train_frozen(
 
 # %% ../nbs/18_finetuning.ipynb #a26bb8cf
 def _gradients(model, batch: dict[str, Tensor], config: TrainingConfig) -> float:
-    "Add the gradient of a batch of labelled texts; the loss."
-    device, half = batch["labels"].device.type, config.precision == "bfloat16"
-    with torch.autocast(device, torch.bfloat16, enabled=half): out = model(**batch)
-    out.loss.backward()
-    return out.loss.item()
+    "Add the gradient of a batch, part by part, each counted by its share; the loss."
+    device, rows = next(model.parameters()).device, len(batch["labels"])
+    half, total = config.precision == "bfloat16", 0
+    parts = min(config.accumulate, rows)  # the last batch of an epoch may be small
+    columns = [values.tensor_split(parts) for values in batch.values()]
+    for part in zip(*columns):
+        part = {name: values.to(device) for name, values in zip(batch, part)}
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            out = model(**part)
+        loss = out.loss * (len(part["labels"]) / rows)
+        loss.backward()
+        total = total + loss.detach()
+    return total.item()
 
 # %% ../nbs/18_finetuning.ipynb #f5daa329
 def _step(model, optimizers, batch, step: int, config: TrainingConfig) -> dict:
     "One update of all weights; FloatingPointError instead if it is not finite."
-    with torch.random.fork_rng():
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seeded(config.seed, step, 1).initial_seed())
         loss = _gradients(model, batch, config)
     norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
@@ -490,13 +542,12 @@ def _where(done, config, folder) -> str:
 # %% ../nbs/18_finetuning.ipynb #ef410630
 def _loop(model, optimizers, parts, config, folder, history, on_log, progress):
     "From the last step in `history` to the end; the best weights at the end."
-    (train, chosen_by), device = parts, next(model.parameters()).device
+    train, chosen_by = parts
     best, done = _Best(folder), history[-1]["step"] if history else 0
     bar = tqdm(total=config.steps, initial=done, unit="step", disable=not progress)
     with bar, asked_to_stop() as stop:
         while done < config.steps:
             batch = train.batch(done, config.batch_size)
-            batch = {name: values.to(device) for name, values in batch.items()}
             line = _step(model, optimizers, batch, done, config)
             done += 1
             bar.update()
@@ -507,8 +558,9 @@ def _loop(model, optimizers, parts, config, folder, history, on_log, progress):
             if due or stop.is_set() or done % config.log_steps == 0:
                 _note(history, dict(step=done) | line, folder, bar, on_log)
             if folder and (due or stop.is_set()):
-                about = _about(model, *parts, config)
-                save_checkpoint(folder, done, model, optimizers, about, 2, told)
+                save_checkpoint(folder, done, model, optimizers,
+                                _about(model, *parts, config),
+                                config.keep_checkpoints, told)
             if stop.is_set() and done < config.steps:
                 raise KeyboardInterrupt(_where(done, config, folder))
     best.take(model)
@@ -525,17 +577,23 @@ def finetune(
     on_log: Callable[[list[dict]], None] | None = None,  # given all lines at each one
     progress: bool = True,  # a bar
 ) -> list[dict]:  # the lines of metrics.jsonl
-    "Train every weight on labelled texts; Ctrl-C saves and stops."
-    if not resume and folder and any(Path(folder).glob("checkpoints/[0-9]*")):
-        raise FileExistsError(f"{folder} holds a run already: resume it, or give "
-                              "another folder.")
-    keep_freed_memory()
+    "Train every weight on labelled texts, where the model is; Ctrl-C saves and stops."
     parts, history = (train, chosen_by), []
+    choose_precision(config.precision, next(model.parameters()).device)  # may warn
     with only_run_in(folder):
         optimizers = make_optimizers(model.train(), config)
         if resume: history = _restore(model, optimizers, parts, config, folder)
+        elif folder: _begin_in(Path(folder))
         _loop(model, optimizers, parts, config, folder, history, on_log, progress)
     return history
+
+# %% ../nbs/18_finetuning.ipynb #bdf02695
+def _begin_in(folder: Path) -> None:
+    "Make sure that no run stands in the way; FileExistsError where one does."
+    if list_checkpoints(folder):
+        raise FileExistsError(f"{folder} holds a run already: resume it, or give "
+                              "another folder.")
+    (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a run without a checkpoint
 
 # %% ../nbs/18_finetuning.ipynb #4bd6a6ba
 def _restore(model, optimizers, parts, config, folder) -> list[dict]:
@@ -552,8 +610,10 @@ def accuracy_figures(
 ) -> dict:  # accuracy, interval, of_seeds
     "Mean accuracy over seeds, with the 95 % interval of another draw of N examples."
     right = np.atleast_2d(right).astype(float)
-    interval = row_interval(right.mean(0), np.arange(right.shape[1]))
-    return dict(accuracy=float(right.mean()), interval=list(interval),
+    (R, N), share, by_example = right.shape, right.mean(), right.mean(0)
+    alike = by_example.var() / (share * (1 - share)) if 0 < share < 1 else 1.0
+    n = N / min(1.0, max(alike, 1 / R))  # N where the seeds agree, at most R N
+    return dict(accuracy=float(share), interval=list(wilson(share * n, n)),
                 of_seeds=right.mean(1).tolist())
 
 # %% ../nbs/18_finetuning.ipynb #c8d80a75
@@ -561,10 +621,11 @@ def difference(
     ours: np.ndarray,  # (R, N)
     theirs: np.ndarray,  # (Q, N), about the same examples
 ) -> dict:  # difference, interval
-    "How much more often we are right, example by example, with its 95 % interval."
+    "How much more often we are right, with its 95 % interval (Bonett and Price 2012)."
     gap = np.atleast_2d(ours).mean(0) - np.atleast_2d(theirs).mean(0)
-    interval = row_interval(gap, np.arange(len(gap)))
-    return dict(difference=float(gap.mean()), interval=list(interval))
+    more = np.append(gap, [1, -1])  # the two imagined examples
+    low, high = row_interval(more, np.arange(len(more)))
+    return dict(difference=float(gap.mean()), interval=[max(low, -1.0), min(high, 1.0)])
 
 # %% ../nbs/18_finetuning.ipynb #c8d31e03
 def _head_names(config: BertConfig, pooling: str) -> dict[str, str]:  # theirs -> ours
@@ -624,11 +685,20 @@ def _open_classifier(name_or_folder) -> tuple[dict, dict[str, Tensor]]:
     folder = _find(name_or_folder)
     values = json.loads((folder / "config.json").read_text(encoding="utf8"))
     state, pooling = _read_tensors(folder), values.get("minibert_pooling", "cls")
+    broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
+    if broken:
+        raise ValueError(f"{name_or_folder} has numbers in {min(broken)} that are not "
+                         "finite: its weights are damaged. Fine-tune it again.")
     heads = _head_names(BertConfig.from_dict(values), pooling)
     if lost := heads.keys() - state.keys():
         raise ValueError(f"{name_or_folder} has no {min(lost)}: it is no classifier "
                          "yet. Make one of it with minibert finetune.")
-    return values, state | {ours: state.pop(theirs) for theirs, ours in heads.items()}
+    state |= {ours: state.pop(theirs) for theirs, ours in heads.items()}
+    kind, count = values.get("problem_type"), len(state["classifier.bias"])
+    if kind not in (None, "single_label_classification") or count < 2:
+        raise ValueError(f"{name_or_folder} does not choose one label of several (it "
+                         f"has {count}, for {kind or 'a grade'}): give one that does.")
+    return values, state
 
 # %% ../nbs/18_finetuning.ipynb #3e29b50a
 def load_classifier(name_or_folder: str | Path) -> BertClassifier:  # in eval mode
@@ -651,20 +721,20 @@ def classify(
     tokenizer: WordPieceTokenizer,
     texts: str | tuple | list,  # a text, a pair of texts, or a list of either
 ) -> list[dict[str, float]]:  # for each text, label -> probability, likeliest first
-    "What a fine-tuned BERT says of texts."
+    "What a fine-tuned BERT says of texts; FloatingPointError if it is not a number."
     texts = texts if isinstance(texts, list) else [texts]
     most = min(tokenizer.max_length, model.config.max_position_embeddings)
     batch = tokenizer.encode_batch(texts, max_length=most, return_tensors="pt")
     with evaluating(model) as device:
         batch = {name: values.to(device) for name, values in batch.items()}
-        probs = model(**batch).logits.double().softmax(-1)
+        probs = _finite(model(**batch).logits.double()).softmax(-1)
     rows = [dict(zip(model.names, row)) for row in probs.tolist()]
     return [dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in rows]
 
 # %% ../nbs/18_finetuning.ipynb #e2565d31
 @dataclass(frozen=True)
 class FinetuneConfig:
-    "What is learned, from which labels, and how."
+    "What is learned, from which labels, and how; ValueError for what cannot be meant."
 
     run: str  # a run's folder, or a model's name on the hub
     dataset: str  # a CSV or TSV file, a data set's name on the hub, a local folder
@@ -677,31 +747,66 @@ class FinetuneConfig:
     validation_split: str = "validation"  # asked in the end; without it a tenth is
     frozen: bool = False  # learn the classifier alone, not BERT
     pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
-    share: float = 1.0  # of the labelled texts
-    epochs: int = 3  # times that each text is seen
-    batch_size: int = 32  # texts in a step
-    learning_rate: float = 1e-4  # the peak
-    dropout: float = 0.1  # share of units dropped, in every place
-    length: int = 128  # tokens in a text, or in a pair of them
+    share: _Part = 1.0  # of the labelled texts
+    epochs: Count = 3  # times that each text is seen
+    batch_size: Count = 32  # texts in a step
+    accumulate: Count = 1  # parts that a batch is cut into, to save memory
+    learning_rate: Positive = 1e-4  # the peak
+    dropout: Rate = 0.1  # share of units dropped, in every place
+    length: Count = 128  # tokens in a text, or in a pair of them
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
-    seed: int = 0  # decides the share, the order and dropout
-    measures: int = 5  # times in a run that the held-out tenth is asked
+    seed: Whole = 0  # decides the share, the order and dropout
+    measures: Count = 5  # times at most that the part set aside is asked
+
+    def __post_init__(self): _check_options(self)
+
+# %% ../nbs/18_finetuning.ipynb #2f6bc54b
+_Part = Annotated[float, Bounds(0, 1, above=True, words="a share above 0, to 1")]
+
+
+def _check_options(options: FinetuneConfig) -> None:
+    "Refuse options that no run can have, each alone and together: ValueError."
+    check_fields(options)
+    pair, names = options.text_pair_column, options.label_names
+    least = 5 if pair else 3
+    if options.length < least:
+        raise ValueError(f"length is {options.length}: give {least} or more, for "
+                         f"[CLS], {least // 2} [SEP] and a piece of each text.")
+    if options.accumulate > options.batch_size:
+        raise ValueError(f"A batch of {options.batch_size} texts cannot be cut into "
+                         f"{options.accumulate} parts: choose a smaller accumulate.")
+    if options.label_column in (options.text_column, pair):
+        raise ValueError(f"The column {options.label_column!r} is to be text and label "
+                         "at once: give the label's own column.")
+    if options.validation_split == "train":
+        raise ValueError("validation_split is 'train', and those are the texts that "
+                         "are learned from: give another split; where there is none, "
+                         "leave the option out, and a tenth is set aside.")
+    if names and (len(set(names)) < max(2, len(names)) or "" in names):
+        raise ValueError(f"label_names is {names}: give two or more different words.")
 
 # %% ../nbs/18_finetuning.ipynb #e4574df0
 def read_parts(
     options: FinetuneConfig,
 ) -> tuple[Examples, Examples, Examples]:  # learned from, chosen by, asked in the end
-    "The three parts of a labelled set, which share no example."
+    "The three parts of a labelled set; a warning where they share a text."
     read = dict(name=options.name, text_column=options.text_column,
                 label_column=options.label_column,
                 text_pair_column=options.text_pair_column)
     train = read_examples(options.dataset, names=options.label_names or None, **read)
     splits = _columns(options.dataset, options.name, "")[2]
-    if options.validation_split in splits:
-        asked = read_examples(options.dataset, split=options.validation_split,
-                              names=train.names, **read)
-    else: asked, train = take_share(train, 0.1, options.seed + 2000)
+    split = options.validation_split
+    if split in splits or split != FinetuneConfig.validation_split:
+        asked = read_examples(options.dataset, split=split, names=train.names, **read)
+    else:
+        _check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
+        asked, train = take_share(train, 0.1, options.seed + 2000)
     train, _ = take_share(train, options.share, options.seed)
+    learned = {*train.texts}
+    if doubles := sum(text in learned for text in asked.texts):
+        warnings.warn(f"{doubles:,} of the {len(asked):,} texts that are asked in the "
+                      "end are learned from or chosen by as well: leave doubles out, "
+                      "or the figures are too good.", stacklevel=2)
     return *hold_out(train, options.seed), asked
 
 # %% ../nbs/18_finetuning.ipynb #bb97a3bc
@@ -728,13 +833,13 @@ def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClass
 def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
     "The loop's config for so many examples, with `auto` made definite."
     steps = math.ceil(count / options.batch_size) * options.epochs
-    able, precision = torch.cpu.get_capabilities(), options.precision
-    quick = able.get("avx512_bf16") or able.get("amx_bf16")
-    if precision == "auto": precision = "bfloat16" if quick else "float32"
+    precision = options.precision
+    if precision == "auto": precision = choose_precision(precision, own_device())
     return TrainingConfig(
-        steps=steps, batch_size=options.batch_size, length=options.length,
-        learning_rate=options.learning_rate, precision=precision,
-        seed=options.seed, checkpoint_steps=max(1, math.ceil(steps / options.measures)))
+        steps=steps, batch_size=options.batch_size, accumulate=options.accumulate,
+        length=options.length, learning_rate=options.learning_rate,
+        precision=precision, seed=options.seed,
+        checkpoint_steps=max(1, math.ceil(steps / options.measures)))
 
 # %% ../nbs/18_finetuning.ipynb #255d580b
 def _summarise(model, tokenizer, parts: Sequence[Examples], length: int) -> dict:
@@ -749,6 +854,20 @@ def _summarise(model, tokenizer, parts: Sequence[Examples], length: int) -> dict
         bert=accuracy_figures(right), bag_of_words=accuracy_figures(bag),
         majority=accuracy_figures(most), difference=difference(right, bag))
 
+# %% ../nbs/18_finetuning.ipynb #a8d80316
+def _taken(out: Path) -> FileExistsError:
+    "What to say where a folder is there already."
+    return FileExistsError(f"{out} exists: give a new folder, or resume that run.")
+
+
+def _claim(options: FinetuneConfig) -> None:
+    "Make the folder of a run with its options; of two who try, one gets it."
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try: out.mkdir()
+    except FileExistsError: raise _taken(out) from None
+    write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
+
 # %% ../nbs/18_finetuning.ipynb #8d4f77ed
 def run_finetuning(
     options: FinetuneConfig,
@@ -757,19 +876,19 @@ def run_finetuning(
 ) -> dict:  # the figures, as in figures.json
     "From labelled texts to a saved classifier and its figures beside a bag of words."
     out = Path(options.out)
-    if not resume and out.exists():
-        raise FileExistsError(f"{out} exists: give a new folder, or resume that run.")
+    if not resume and out.exists(): raise _taken(out)
+    _word_counters()  # if they are missing, say so now, not after the training
     parts = read_parts(options)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    model = start_classifier(options, parts[0].names)
+    model = start_classifier(options, parts[0].names).to(own_device())
     length = min(options.length, model.config.max_position_embeddings)
     train, chosen_by, _ = (ExampleSampler(part, tokenizer, length, options.seed)
                            for part in parts)
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
+    config = training_for(options, len(train))
+    if not resume: _claim(replace(options, precision=config.precision))
     if options.frozen: train_frozen(model, train, chosen_by)
-    else: finetune(model, train, chosen_by, training_for(options, len(train)), out,
-                   resume=resume, progress=progress)
+    else: finetune(model, train, chosen_by, config, out, progress=progress,
+                   resume=resume and bool(list_checkpoints(out)))
     save_classifier(model, tokenizer, out)
     figures = _summarise(model.eval(), tokenizer, parts, length)
     write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")
@@ -782,6 +901,11 @@ def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
                                 "minibert finetune began.")
-    options = json.loads(path.read_text(encoding="utf8"))
-    options["label_names"] = tuple(options["label_names"])
-    return run_finetuning(FinetuneConfig(**options), True, progress)
+    try:
+        kept = json.loads(path.read_text(encoding="utf8"))
+        kept |= dict(label_names=tuple(kept["label_names"]), out=str(folder))
+        options = FinetuneConfig(**kept)
+    except (json.JSONDecodeError, KeyError, TypeError) as problem:
+        raise ValueError(f"{path} does not hold the options of a run ({problem}): give "
+                         "the folder of one that minibert finetune began.") from None
+    return run_finetuning(options, True, progress)

@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import write_whole
+from .core import evaluating
 from .corpus import Corpus
-from .evaluation import evaluating
 from .heads import BertForPreTraining
 from .pairs import PairSampler
 from .show import show_curves, show_heads, show_matrix, show_sheet
@@ -71,6 +71,13 @@ def _encode(model, tokenizer, text, pair):
     return {name: torch.tensor([row], device=device) for name, row in rows.items()}
 
 # %% ../nbs/16_inside.ipynb #2ff2f733
+def _finite(*values: Tensor) -> None:
+    "FloatingPointError where a number is NaN or infinite."
+    if all(part.isfinite().all() for part in values): return
+    raise FloatingPointError("What the model computes are not finite numbers: its "
+                             "weights are damaged; go back to an earlier checkpoint.")
+
+
 def read_text(
     model: BertForPreTraining,
     tokenizer: WordPieceTokenizer,
@@ -83,7 +90,9 @@ def read_text(
         out = model(**batch, output_hidden_states=True, output_attentions=True)
     tokens = [tokenizer.pieces[i] for i in batch["input_ids"][0].tolist()]
     types = batch["token_type_ids"][0].tolist()
-    return Reading(tokens, types, out.attentions, torch.cat(out.hidden_states).float())
+    states = torch.cat(out.hidden_states).float()
+    _finite(states, *out.attentions)
+    return Reading(tokens, types, out.attentions, states)
 
 # %% ../nbs/16_inside.ipynb #3a1ee6bf
 def head_entropy(
@@ -248,6 +257,7 @@ def score_heads(
     shares, breadth = ([torch.stack([layer[k] for layer in one]) for one in told]
                        for k in (0, 1))
     shares, breadth = sum(shares) / words, sum(breadth) / words
+    _finite(shares, breadth)
     return HeadScores(shares[:-1], shares[-1, 0], breadth[:-1])
 
 # %% ../nbs/16_inside.ipynb #1f41e0cc
@@ -291,6 +301,7 @@ def logit_lens(
     table = model.word_embeddings
     with evaluating(model):
         logits = model.mlm_head(states.to(table), table)
+    _finite(logits)
     return logits.float().softmax(-1)
 
 # %% ../nbs/16_inside.ipynb #f350422f
@@ -305,6 +316,7 @@ def neighbours(
         raise ValueError(f"{word!r} is no piece of the vocabulary: give one that is, "
                          "such as the pieces of tokenizer.tokenize(text).")
     table, own = model.word_embeddings.detach().float(), tokenizer.vocab[word]
+    _finite(table)
     table = F.normalize(table[: tokenizer.vocab_size], dim=-1)
     cosines = table @ table[own]
     cosines[own] = -2
@@ -363,7 +375,9 @@ def anisotropy(
             out = model.bert(**batch, output_hidden_states=True)
             asks = _asking(batch, tokenizer)
             states.append(torch.stack([state[asks] for state in out.hidden_states]))
-    return [mean_cosine(layer) for layer in torch.cat(states, 1)]
+    states = torch.cat(states, 1)
+    _finite(states)
+    return [mean_cosine(layer) for layer in states]
 
 # %% ../nbs/16_inside.ipynb #ca1646fd
 def _text_figures(reading):

@@ -25,8 +25,9 @@ __all__ = ['TaggedText', 'tag_stories', 'read_conllu', 'Row', 'place_words', 'ex
 
 # %% ../nbs/17_probing.ipynb #e83bd2fa
 from .config import write_whole
+from .core import evaluating
 from .corpus import Story, seeded, stories
-from .evaluation import evaluating, row_interval
+from .evaluation import row_interval
 from .model import BertModel
 from .tokenizer import WordPieceTokenizer
 from .weights import load_pretrained
@@ -161,7 +162,9 @@ def extract(
             states = torch.stack(states).float().cpu()
             for j, k in enumerate(some):
                 found[:, starts[k]:starts[k + 1]] = states[:, j, rows[k].places]
-    return found
+    if found.isfinite().all(): return found
+    raise FloatingPointError("The model's vectors are not finite numbers: its weights "
+                             "are damaged; go back to an earlier checkpoint.")
 
 # %% ../nbs/17_probing.ipynb #e786e487
 def word_majority(
@@ -246,7 +249,9 @@ def fit_probes(
             solver.zero_grad()
             (F.cross_entropy(logits, wanted, reduction="sum") / len(some)).backward()
             solver.step(), falling.step()
-    return probes
+    if all(p.isfinite().all() for p in probes.parameters()): return probes
+    raise FloatingPointError("The probe's weights are not finite numbers: standardise "
+                             f"the vectors, or lower the rate of {rate:g}.")
 
 # %% ../nbs/17_probing.ipynb #116fbbb4
 def answers(

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .config import BertConfig, write_whole
+from .core import fast_bfloat16
 from .corpus import Corpus, load_documents, seeded
 from .heads import BertForPreTraining, PreTrainingOutput
 from .masking import choose_tokens
@@ -107,25 +108,6 @@ class PlainForm(nn.Module):
         nsp = F.cross_entropy(verdict, next_sentence_label)
         return PreTrainingOutput(mlm + nsp, logits, verdict, mlm, nsp)
 
-# %% ../nbs/24_speed.ipynb #513bd45b
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-class _OneDnnLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        (x, weight), g = ctx.saved_tensors, g.flatten(0, -2)
-        dx = _product(g, weight.t()).view_as(x) if ctx.needs_input_grad[0] else None
-        dweight = _product(g.t(), x.flatten(0, -2).t())
-        return dx, dweight, g.sum(0) if ctx.needs_input_grad[2] else None
-
 # %% ../nbs/24_speed.ipynb #aa3b82f7
 def _fits(x: Tensor, weight: Tensor) -> bool:
     if x.device.type != "cpu" or not torch.backends.mkldnn.is_available(): return False
@@ -134,8 +116,8 @@ def _fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    way = _OneDnnLinear.apply if _fits(input, weight) else F.linear
-    return way(input, weight, bias)
+    if not _fits(input, weight): return F.linear(input, weight, bias)
+    return F.linear(input.to_mkldnn(), weight, bias).to_dense()
 
 
 class fast_products(TorchFunctionMode):
@@ -364,9 +346,9 @@ def take_turns(
 # %% ../nbs/24_speed.ipynb #573da135
 _CPU = torch.profiler.ProfilerActivity.CPU
 _DRAWERS = (
-    ("update", r"_foreach|clip_grad|norm_"),
+    ("update", r"_foreach|vector_norm"),  # the second is clipping's length
     ("products", r"::(mm|addmm|bmm|baddbmm)$|linear"),
-    ("loss", r"log_softmax|nll_loss"),
+    ("loss", r"cross_entropy|log_softmax|nll_loss"),
     ("attention", r"scaled_dot|flash|softmax"),
     ("GELU", r"gelu"),
     ("LayerNorm", r"layer_norm"),
@@ -377,9 +359,11 @@ _DRAWERS = (
 
 
 def _drawer(event) -> str:
+    "Where an operation belongs: by what it happens inside of, else by its own name."
     above = event
     while above is not None:
         if above.name.startswith("Optimizer."): return "update"
+        if "Loss" in above.name: return "loss"
         above = above.cpu_parent
     found = (name for name, words in _DRAWERS if re.search(words, event.name))
     return next(found, "the rest")
@@ -423,15 +407,15 @@ _SMALL = ("equal", "dropout", "onednn", "gemm", "gemm onednn")  # the share of t
 
 
 def _available(size: str) -> dict[str, Peer]:
-    "The peers that this machine can run at a size."
-    peers = list_peers()
+    "The peers that this machine can run at a size, the default in its own precision."
+    peers, there = list_peers(), importlib.util.find_spec
     if size == "small": peers = {name: peers[name] for name in _SMALL}
-    able, there = torch.cpu.get_capabilities(), importlib.util.find_spec
-    quick = able.get("avx512_bf16") or able.get("amx_bf16")
+    if not fast_bfloat16():
+        if "muon" in peers: peers["muon"] = replace(peers["muon"], precision="float32")
+        peers = {name: p for name, p in peers.items() if p.precision == "float32"}
     fits = dict(hf=there("transformers"))
     fits["trainer"] = fits["hf"] and there("accelerate")
-    return {name: peer for name, peer in peers.items()
-            if fits.get(peer.kind, True) and (peer.precision == "float32" or quick)}
+    return {name: peer for name, peer in peers.items() if fits.get(peer.kind, True)}
 
 # %% ../nbs/24_speed.ipynb #46a24ef5
 def _quartiles(values: list[float]) -> list[float]:
@@ -518,10 +502,11 @@ def _processors() -> int:
 
 
 def _machine() -> dict:
-    able = [name for name, has in torch.cpu.get_capabilities().items() if has is True]
+    able = getattr(torch.cpu, "get_capabilities", dict)()
     return dict(system=platform.system(), machine=platform.machine(),
                 torch=torch.__version__, processors=_processors(),
-                instructions=sorted(able))
+                instructions=sorted(name for name, has in able.items() if has is True),
+                fast_bfloat16=fast_bfloat16())
 
 # %% ../nbs/24_speed.ipynb #143cecfd
 def bench_table(result: dict) -> str:
@@ -554,11 +539,8 @@ def draw_bench(result: dict):
     cases = [case["peers"] for case in result["cases"] if base in case["peers"]]
     names = [name for name, peer in cases[0].items()
              if peer["kind"] in ("trainer", "own") and name != base]
-
-    def times(peers, name):
-        if theirs: return peers[name]["to hf"][1]
-        return peers[base]["median_ms"] / peers[name]["median_ms"]
-    table = torch.tensor([[times(peers, name) for peers in cases] for name in names])
+    table = torch.tensor([[peers[base]["median_ms"] / peers[name]["median_ms"]
+                           for peers in cases] for name in names])
     return show_matrix(
         table, [cases[0][name]["label"] for name in names],
         [f"{case['size']}, {case['vocab_size']:,}" for case in result["cases"]

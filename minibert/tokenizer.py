@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
+from hashlib import sha256
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -300,6 +301,8 @@ def learn_pieces(
 class Vocabulary:
     "Pieces and their ids, the five specials among them."
 
+    clean_up_tokenization_spaces = False  # what `decode` does unless asked
+
     def __init__(self, vocab: dict[str, int] | list[str]):  # {piece: id}, or in order
         listed = () if isinstance(vocab, dict) else vocab
         named = {p: k for k, p in enumerate(listed)} or vocab
@@ -316,13 +319,17 @@ class Vocabulary:
         "V, the number of pieces."
         return len(self.pieces)
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        "The text of `ids`: a word's pieces joined, single spaces between words."
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True,
+               clean_up_tokenization_spaces: bool | None = None) -> str:  # None: own
+        "The text of `ids`: a word's pieces joined, no space before a . , ! or ?"
         ids = _check_ids(ids, self.vocab_size)
         hidden = set(self.special_ids) if skip_special_tokens else ()
         pieces = [self.pieces[k] for k in ids if k not in hidden]
-        return "".join(p[2:] if k and p.startswith("##") else " " * (k > 0) + p
+        text = "".join(p[2:] if k and p.startswith("##") else _close(" " * (k > 0) + p)
                        for k, p in enumerate(pieces))
+        more = clean_up_tokenization_spaces
+        if more is None: more = self.clean_up_tokenization_spaces
+        return _close(text) if more else text
 
 # %% ../nbs/04_tokenizer.ipynb #6fd42588
 def _check_vocab(vocab, given):  # {piece: id}, and how many pieces were given
@@ -344,6 +351,14 @@ def _check_ids(ids, size):
                          f"{size - 1}: decode with the tokenizer that encoded.")
     return ids
 
+
+_OPEN = " .| ?| !| ,| ' | n't| 'm| 's| 've| 're".split("|")
+
+
+def _close(text):  # Hugging Face's clean-up of spaces, in its order
+    for mark in _OPEN: text = text.replace(mark, mark.strip())
+    return text
+
 # %% ../nbs/04_tokenizer.ipynb #aa84ed38
 class WordPieces(Vocabulary):
     "A vocabulary that reads text: cleaned, split, matched, remembered."
@@ -355,6 +370,13 @@ class WordPieces(Vocabulary):
         self.tails = {p[2:]: k for p, k in self.vocab.items() if self.continues[k]}
         self.longest = max(map(len, self.pieces))
         self.cache = Cache(partial(_read_chunk, self), cache_size, longest=64)
+
+    @property
+    def fingerprint(self) -> str:
+        "A hash of all that decides about ids: with equal ones, every text has the same."
+        rules = [self.clean.lowercase, self.clean.strip_accents, self.clean.chinese]
+        parts = [self.pieces, rules, SPECIALS, LONGEST_WORD]
+        return sha256(json.dumps(parts).encode()).hexdigest()
 
     def match(self, word: str) -> list[int]:
         "The ids of one clean word; [UNK] where a piece is missing."
@@ -506,11 +528,21 @@ def _stack(
 
 def _check_batch(batch) -> list[list[str]]:
     "Each item as a list of one text or two; anything else is refused."
-    items = [[item] if isinstance(item, str) else list(item) for item in batch]
+    if isinstance(batch, (str, bytes)):
+        raise TypeError("The batch is one text: give a list of texts, or use encode.")
+    items = [list(x) if isinstance(x, (list, tuple)) else [x] for x in batch]
     if not items or not all(len(item) in (1, 2) for item in items):
         raise ValueError("A batch is one or more texts, or pairs of texts: "
                          f"{len(items)} items were given, of other sizes or none.")
     return items
+
+# %% ../nbs/04_tokenizer.ipynb #f1a9e0c4
+def _pad(rows, padding, pad_id, most):  # the rows, padded as `padding` says
+    if padding in (False, "do_not_pad"): return rows
+    if padding in (True, "longest"): return pad_rows(rows, pad_id)
+    if padding == "max_length": return pad_rows(rows, pad_id, most)
+    raise ValueError(f"There is no padding {padding!r}: choose longest (or True), "
+                     "max_length or do_not_pad (or False).")
 
 # %% ../nbs/04_tokenizer.ipynb #bf0cb191
 class BertInputs(WordPieces):
@@ -520,6 +552,9 @@ class BertInputs(WordPieces):
 
     def encode(self, text: str, pair: str | None = None, **options) -> dict[str, list]:
         "input_ids, token_type_ids, attention_mask (S,); options as in `encode_batch`."
+        if isinstance(text, (list, tuple)):
+            raise TypeError(f"encode reads one text, and was given a "
+                            f"{type(text).__name__}: give encode_batch a list of texts.")
         batch = self.encode_batch([text if pair is None else (text, pair)], **options)
         return {name: column[0] for name, column in batch.items()}
 
@@ -529,7 +564,7 @@ class BertInputs(WordPieces):
         *,
         max_length: int | None = None,  # tokens kept; None: the tokenizer's own
         truncation: str | bool = "longest_first",  # "only_first", "only_second", False
-        padding: str | bool = True,  # to the longest row; or "max_length", False
+        padding: str | bool = True,  # or "longest", "max_length", "do_not_pad", False
         return_offsets: bool = False,  # offset_mapping: (start, end) in each text
         return_tensors: str | None = None,  # "pt"
     ) -> dict:  # B rows of S values under each name
@@ -537,8 +572,7 @@ class BertInputs(WordPieces):
         most = self.max_length if max_length is None else max_length
         rows = [_encode(self, item, most, truncation, return_offsets)
                 for item in _check_batch(batch)]
-        if padding: rows = pad_rows(rows, self.pad_id, most * (padding == "max_length"))
-        return _stack(rows, return_tensors)
+        return _stack(_pad(rows, padding, self.pad_id, most), return_tensors)
 
 # %% ../nbs/04_tokenizer.ipynb #a8fb96a5
 def _to_json(tokenizer):  # what the `tokenizers` library keeps in tokenizer.json
@@ -565,11 +599,14 @@ def _to_json(tokenizer):  # what the `tokenizers` library keeps in tokenizer.jso
 _FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
 
 
+_NAMED = {f"{name.strip('[]').lower()}_token": name for name in SPECIALS}
+
+
 def _to_config(tokenizer):  # what transformers keeps in tokenizer_config.json
     clean = tokenizer.clean.options
-    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIALS}
-    return names | dict(
+    return _NAMED | dict(
         tokenizer_class="BertTokenizer", model_max_length=tokenizer.max_length,
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
         do_lower_case=clean["lowercase"], strip_accents=clean["strip_accents"],
         tokenize_chinese_chars=clean["handle_chinese_chars"])
 
@@ -583,27 +620,90 @@ def _save_pretrained(tokenizer, folder: str | Path) -> None:
             content = json.dumps(content, indent=2, ensure_ascii=False)
         write_whole(Path(folder) / name, content + "\n")
 
+# %% ../nbs/04_tokenizer.ipynb #f1a9e0c7
+_ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens",
+          "extra_special_tokens", "model_specific_special_tokens")
+_READ = (*_FILES, "special_tokens_map.json", "added_tokens.json")
+
+
+def _tokens(value):  # the tokens in any form that the files have: (text, how it is met)
+    if isinstance(value, str): return [(value, {})]
+    if isinstance(value, dict) and "content" in value: return [(value["content"], value)]
+    parts = value.values() if isinstance(value, dict) else value
+    return [token for part in parts or () for token in _tokens(part)]
+
+
+def _check_added(file, content):
+    "Refuse added tokens beside the five, and the five in another way than BERT's."
+    if file == "added_tokens.json": content = {"added_tokens": list(content)}
+    for key, value in content.items():
+        named = key.endswith("_token") and isinstance(value, (str, dict))
+        found = _tokens(value) if named or key in _ADDED else []
+        if key in _NAMED and [token for token, _ in found] != [_NAMED[key]]:
+            raise ValueError(f"{file} says that the {key} is {value!r}, and this "
+                             f"tokenizer knows {_NAMED[key]} alone: give another one.")
+        for token, how in found:
+            if token not in SPECIALS:
+                raise ValueError(f"{file} adds the token {token!r}, and this tokenizer "
+                                 "knows BERT's five specials alone: give another one.")
+            for way in ("single_word", "lstrip", "rstrip", "normalized"):
+                if how.get(way):
+                    raise ValueError(f"{file} looks for {token} with {way}, and this "
+                                     "tokenizer cannot: give another one.")
+
+# %% ../nbs/04_tokenizer.ipynb #f1a9e0c9
+_RULES = {  # what each part of tokenizer.json, and the config, may say
+    "model": dict(type="WordPiece", unk_token="[UNK]", continuing_subword_prefix="##",
+                  max_input_chars_per_word=LONGEST_WORD),
+    "normalizer": dict(type="BertNormalizer", clean_text=True),
+    "pre_tokenizer": dict(type="BertPreTokenizer"),
+    "config": dict(split_special_tokens=False, padding_side="right",
+                   truncation_side="right"),
+}
+_CLASSES = re.compile("((Distil|Mobile)?Bert|Electra|PreTrained)Tokenizer(Fast)?"
+                      "|TokenizersBackend")
+
+
+def _check_rules(rules, config):  # tokenizer.json, tokenizer_config.json
+    for part, right in _RULES.items():
+        said = config if part == "config" else rules.get(part) or {}
+        for key, value in right.items():
+            if said.get(key, value) != value:
+                raise ValueError(f"The tokenizer's {part} has {key} {said[key]!r}, and "
+                                 f"BERT needs {value}: give another tokenizer.")
+    kind = config.get("tokenizer_class") or "BertTokenizer"
+    if not _CLASSES.fullmatch(kind):
+        raise ValueError(f"The tokenizer is a {kind}, which cuts text in another way "
+                         "than BERT's: give another tokenizer.")
+
 # %% ../nbs/04_tokenizer.ipynb #6b15102e
 _OPTIONS = {  # ours: in tokenizer_config.json, in tokenizer.json
     "lowercase": ("do_lower_case", "lowercase"),
     "strip_accents": ("strip_accents", "strip_accents"),
     "tokenize_chinese_chars": ("tokenize_chinese_chars", "handle_chinese_chars"),
+    "clean_up_tokenization_spaces": ("clean_up_tokenization_spaces", ""),
     "max_length": ("model_max_length", ""),
 }
 
 
 def _read_files(files):  # {name: path} -> the arguments of `WordPieceTokenizer`
-    config, rules = (json.loads(files[name].read_text(encoding="utf8"))
-                     if name in files else {} for name in reversed(_FILES[1:]))
-    model, clean = rules.get("model", {}), rules.get("normalizer") or {}
-    if model.get("type", "WordPiece") != "WordPiece":
-        raise ValueError(f"tokenizer.json holds a {model['type']} model, "
-                         "and BERT needs WordPiece: give another tokenizer.")
+    read = {name: _read_json(files[name]) for name in _READ[1:] if name in files}
+    for name, content in read.items(): _check_added(name, content)
+    rules, config = (read.get(name, {}) for name in _FILES[1:])
+    _check_rules(rules, config)
+    model, clean = rules.get("model") or {}, rules.get("normalizer") or {}
     said = {ours: config.get(theirs, clean.get(inner))
             for ours, (theirs, inner) in _OPTIONS.items()}
     if (said["max_length"] or 0) > 1 << 20: said["max_length"] = None  # "no limit"
-    vocab = model.get("vocab") or _read_vocab(files["vocab.txt"])
+    vocab = model.get("vocab") or _read_vocab(files.get("vocab.txt", "vocab.txt"))
     return dict(vocab=vocab) | {k: v for k, v in said.items() if v is not None}
+
+
+def _read_json(path):
+    try: content = json.loads(path.read_text(encoding="utf8"))
+    except ValueError: content = None
+    if isinstance(content, dict): return content
+    raise ValueError(f"{path} is no whole JSON object: copy or download it again.")
 
 
 def _read_vocab(path):
@@ -615,7 +715,7 @@ def _read_vocab(path):
 # %% ../nbs/04_tokenizer.ipynb #5dc1b803
 def _find_files(name, **hub):  # a folder or a name on the hub -> {file name: path}
     if Path(name).is_dir():
-        paths = {file: Path(name) / file for file in _FILES}
+        paths = {file: Path(name) / file for file in _READ}
         found = {file: path for file, path in paths.items() if path.is_file()}
     else:
         found = _fetch(str(name), hub)
@@ -631,7 +731,7 @@ def _fetch(name, hub):
     from huggingface_hub.errors import EntryNotFoundError
 
     found = {}
-    for file in _FILES:
+    for file in _READ:
         try: found[file] = Path(hf_hub_download(name, file, **hub))
         except EntryNotFoundError: continue  # not there; or offline and not cached
         except (OSError, ValueError) as error:
@@ -646,9 +746,11 @@ class WordPieceTokenizer(BertInputs):
 
     def __init__(self, vocab: dict[str, int] | list[str], *, lowercase: bool = True,
                  strip_accents: bool | None = None, tokenize_chinese_chars: bool = True,
+                 clean_up_tokenization_spaces: bool = False,  # in `decode`
                  max_length: int = 512, cache_size: int = 1 << 16):
         clean = Cleaner(lowercase, strip_accents, tokenize_chinese_chars)
         super().__init__(vocab, clean, cache_size)
+        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
         self.max_length = max_length
 
     @classmethod

@@ -26,10 +26,11 @@ from typing import Literal
 
 # %% auto #0
 __all__ = ['INPUTS', 'TrainingConfig', 'check_training', 'schedule_at', 'parameter_groups', 'BatchedMuon', 'make_optimizers',
-           'split_batch', 'join_processes', 'own_device', 'add_up_', 'any_process', 'forward_backward', 'train_step',
-           'optimizer_tensors', 'restore_optimizers_', 'save_checkpoint', 'check_checkpoint', 'latest_checkpoint',
-           'best_checkpoint', 'keep_freed_memory', 'asked_to_stop', 'only_run_in', 'describe', 'pretrain',
-           'to_tensorboard', 'check_same', 'read_metrics', 'make_sampler', 'resume']
+           'split_batch', 'count_answers', 'join_processes', 'own_device', 'add_up_', 'any_process', 'forward_backward',
+           'train_step', 'optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'save_checkpoint',
+           'check_checkpoint', 'latest_checkpoint', 'best_checkpoint', 'keep_freed_memory', 'asked_to_stop',
+           'only_run_in', 'describe', 'forecast', 'pretrain', 'to_tensorboard', 'check_same', 'read_metrics',
+           'make_sampler', 'resume']
 
 # %% ../nbs/14_training.ipynb #ee0a730b
 import torch
@@ -40,6 +41,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .config import BertConfig, write_whole
+from minibert.core import (
+    AtLeastZero, Count, Positive, Share, Whole, check_fields, choose_precision,
+    evaluating)
 from .corpus import Corpus, seeded
 from .heads import BertForPreTraining
 from .pairs import PairSampler
@@ -50,44 +54,34 @@ from .tokenizer import WordPieceTokenizer
 class TrainingConfig:
     "How a BERT is trained; together with the seed it decides every number of the run."
 
-    steps: int = 2000  # updates of the weights
-    batch_size: int = 32  # pairs in a step
-    length: int = 128  # tokens in a pair, the three specials included
-    accumulate: int = 1  # parts that a batch is cut into, to save memory
+    steps: Count = 2000  # updates of the weights
+    batch_size: Count = 32  # pairs in a step
+    length: Count = 128  # tokens in a pair, the three specials included
+    accumulate: Count = 1  # parts that a batch is cut into, to save memory
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the layers' matrices
-    learning_rate: float = 1e-3  # the peak, for adamw
-    muon_learning_rate: float = 0.02  # the peak, for muon
+    learning_rate: Positive = 1e-3  # the peak, for adamw
+    muon_learning_rate: Positive = 0.02  # the peak, for muon
     schedule: Literal["linear", "trapezoid"] = "linear"  # down at once, or flat first
-    warmup: float = 0.1  # share of the steps on the way up
-    cooldown: float = 0.2  # share of the steps on the way down, for the trapezoid
-    weight_decay: float = 0.01  # decoupled; none on biases and LayerNorms
-    max_grad_norm: float = 1.0  # a longer gradient is shortened to this
+    warmup: Share = 0.1  # share of the steps on the way up
+    cooldown: Share = 0.2  # share of the steps on the way down, for the trapezoid
+    weight_decay: AtLeastZero = 0.01  # decoupled; none on biases and LayerNorms
+    max_grad_norm: Positive = 1.0  # a longer gradient is shortened to this
     precision: Literal["float32", "bfloat16"] = "float32"  # of the large products
-    mask_probability: float = 0.15  # share of the tokens that are predicted
+    mask_probability: Share = 0.15  # share of the tokens that are predicted
     whole_words: bool = False  # hide all pieces of a word together
-    short_probability: float = 0.1  # share of pairs with a random shorter length
-    seed: int = 0  # decides first weights, batches, masks and dropout
-    log_steps: int = 10  # steps between two lines of metrics.jsonl
-    checkpoint_steps: int = 500  # steps between two checkpoints
-    checkpoint_minutes: float = 10.0  # and at least one in so many minutes
-    keep_checkpoints: int = 2  # how many of them stay
+    short_probability: Share = 0.1  # share of pairs with a random shorter length
+    seed: Whole = 0  # decides first weights, batches, masks and dropout
+    log_steps: Count = 10  # steps between two lines of metrics.jsonl
+    checkpoint_steps: Count = 500  # steps between two checkpoints
+    checkpoint_minutes: Positive = 10.0  # and at least one in so many minutes
+    keep_checkpoints: Count = 2  # how many of them stay
 
     def __post_init__(self): check_training(self)
 
 # %% ../nbs/14_training.ipynb #b0a4a303
 def check_training(config: TrainingConfig) -> None:
     "Refuse a config that describes no run: ValueError with a sentence."
-    for name in TrainingConfig.__dataclass_fields__:
-        value = getattr(config, name)
-        if isinstance(value, str): continue
-        if name.endswith(("steps", "size", "accumulate", "checkpoints")):
-            good, wanted = value >= 1, "a whole number of 1 or more"
-        elif name.endswith(("rate", "norm", "minutes")):
-            good, wanted = value > 0, "a number above 0"
-        elif name.endswith(("probability", "warmup", "cooldown")):
-            good, wanted = 0 <= value <= 1, "a share from 0 to 1"
-        else: good, wanted = value >= 0, "a number of 0 or more"
-        if not good: raise ValueError(f"{name} is {value}: give {wanted}.")
+    check_fields(config)
     if config.schedule == "trapezoid" and config.warmup + config.cooldown > 1:
         raise ValueError(f"warmup {config.warmup} and cooldown {config.cooldown} are "
                          "shares of the steps: together they may be 1 at most.")
@@ -136,26 +130,29 @@ def _even_out(
     return x
 
 # %% ../nbs/14_training.ipynb #ed27dcb5
-def _move_together(matrices: list[nn.Parameter], means: list[Tensor], group: dict):
+def _move_together(matrices: list[nn.Parameter], means: list[Tensor], group: dict,
+                   dtype: torch.dtype | None):
     "Mean, Nesterov's look ahead, even singular values, decay, the move; in place."
-    gradients, momentum = [p.grad for p in matrices], group["momentum"]
-    torch._foreach_lerp_(means, gradients, 1 - momentum)
-    ahead = torch._foreach_lerp(gradients, means, momentum)
-    lying = [x.T if x.shape[0] > x.shape[1] else x for x in ahead]
-    x = _even_out(torch.stack([x.bfloat16() for x in lying]),
-                  group["ns_coefficients"], group["ns_steps"], group["eps"])
-    torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-    for p, move in zip(matrices, x):
+    ahead, momentum = [], group["momentum"]
+    for p, mean in zip(matrices, means):
+        x = p.grad.lerp(mean.lerp_(p.grad, 1 - momentum), momentum).to(dtype or p.dtype)
+        ahead.append(x.T if x.shape[0] > x.shape[1] else x)
+    moves = _even_out(torch.stack(ahead), group["ns_coefficients"], group["ns_steps"],
+                      group["eps"])
+    for p, move in zip(matrices, moves):
         rows, columns = p.shape
         rate = group["lr"] * math.sqrt(max(1, rows / columns))
+        p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(move.T if rows > columns else move, alpha=-rate)
 
 # %% ../nbs/14_training.ipynb #e527561c
 class BatchedMuon(torch.optim.Muon):
     "`torch.optim.Muon`, the matrices of a shape all at once; the same memory."
 
-    def __init__(self, params, lr: float = 1e-3, weight_decay: float = 0.1):
+    def __init__(self, params, lr: float = 1e-3, weight_decay: float = 0.1,
+                 precision: str = "float32"):  # of the products; bfloat16 as PyTorch's
         super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -169,7 +166,7 @@ class BatchedMuon(torch.optim.Muon):
                 shapes.setdefault(tuple(sorted(p.shape)), []).append(p)
             for matrices in shapes.values():
                 means = [self.state[p]["momentum_buffer"] for p in matrices]
-                _move_together(matrices, means, group)
+                _move_together(matrices, means, group, self.dtype)
 
 # %% ../nbs/14_training.ipynb #aee14c6a
 def make_optimizers(
@@ -183,7 +180,8 @@ def make_optimizers(
          dict(params=groups["no_decay"], weight_decay=0.0)],
         lr=config.learning_rate, betas=(0.9, 0.999), eps=1e-6, fused=True)
     if not groups["muon"]: return [adamw]
-    muon = BatchedMuon(groups["muon"], config.muon_learning_rate, decay)
+    muon = BatchedMuon(
+        groups["muon"], config.muon_learning_rate, decay, config.precision)
     return [muon, adamw]
 
 # %% ../nbs/14_training.ipynb #e1c3c561
@@ -196,12 +194,24 @@ def split_batch(
     parts: int,
 ) -> Iterator[dict[str, Tensor]]:
     "Cut a batch along its rows into `parts` smaller ones; ValueError if it has fewer."
-    if parts > len(batch["labels"]):
-        raise ValueError(f"A batch of {len(batch['labels'])} pairs cannot be cut into "
-                         f"{parts} parts (processes times accumulate): give larger "
-                         "batches.")
-    columns = {name: batch[name].tensor_split(parts) for name in INPUTS}
+    rows = len(batch["input_ids"])
+    if parts > rows:
+        raise ValueError(f"A batch of {rows} pairs cannot be cut into {parts} parts "
+                         "(processes times accumulate): give larger batches.")
+    columns = {name: batch[name].tensor_split(parts) for name in INPUTS if name in batch}
     return (dict(zip(columns, part)) for part in zip(*columns.values()))
+
+
+def count_answers(batch: dict[str, Tensor]) -> dict[str, int]:
+    "How many answers each loss is a mean over: predicted tokens, pairs of sentences."
+    counts = {}
+    if "labels" in batch: counts["mlm_loss"] = (batch["labels"] != -100).sum().item()
+    if "next_sentence_label" in batch:
+        counts["nsp_loss"] = len(batch["next_sentence_label"])
+    if not counts:
+        raise ValueError("The batch has neither labels nor next_sentence_label: give "
+                         "one of them or both, so that there is something to learn.")
+    return counts
 
 # %% ../nbs/14_training.ipynb #7acab7de
 def join_processes() -> tuple[int, int]:  # this one's rank, and how many there are
@@ -245,26 +255,31 @@ def any_process(flag: bool) -> bool:
 # %% ../nbs/14_training.ipynb #6a9669e1
 def forward_backward(
     model: nn.Module,  # a BertForPreTraining
-    batch: dict[str, Tensor],  # INPUTS, (B, S) and (B,)
+    batch: dict[str, Tensor],  # INPUTS, (B, S) and (B,); one kind of label may lack
     config: TrainingConfig,
 ) -> dict[str, float]:  # loss, mlm_loss, nsp_loss of the whole batch
     "The gradient of the whole batch, part by part, each counted by its share."
     rank, world = join_processes()
-    predicted, pairs = (batch["labels"] != -100).sum().item(), len(batch["labels"])
-    device, losses = next(model.parameters()).device, 0
+    whole, device = count_answers(batch), next(model.parameters()).device
+    exact = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    sums = {name: torch.zeros((), dtype=exact, device=device) for name in whole}
     bfloat16 = config.precision == "bfloat16"
     for part in list(split_batch(batch, world * config.accumulate))[rank::world]:
+        counts = count_answers(part)
+        if counts.get("mlm_loss") == 0: del part["labels"], counts["mlm_loss"]
+        if not counts: continue
         part = {name: values.to(device) for name, values in part.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             out = model(**part)
-        mlm = out.mlm_loss * ((part["labels"] != -100).sum().item() / predicted)
-        nsp = out.nsp_loss * (len(part["labels"]) / pairs)
-        (mlm + nsp).backward()
-        losses = losses + torch.stack([mlm.detach(), nsp.detach()])
+        losses = {name: getattr(out, name) * (n / whole[name])
+                  for name, n in counts.items()}
+        sum(losses.values()).backward()
+        for name, loss in losses.items(): sums[name] = sums[name] + loss.detach()
+    summed = torch.stack(list(sums.values()))
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    add_up_([losses, *gradients])
-    mlm, nsp = losses.tolist()
-    return dict(loss=mlm + nsp, mlm_loss=mlm, nsp_loss=nsp)
+    add_up_([summed, *gradients])
+    values = summed.tolist()
+    return dict(loss=sum(values)) | dict(zip(sums, values))
 
 # %% ../nbs/14_training.ipynb #525ffe16
 def train_step(
@@ -329,12 +344,17 @@ def restore_optimizers_(
     memories = [{} for _ in optimizers]
     for key, value in tensors.items():
         k, i, name = key.split(".")
-        memories[int(k)].setdefault(int(i), {})[name] = value
+        memories[int(k)].setdefault(int(i), {})[name] = value.clone()
     for optimizer, memory in zip(optimizers, memories):
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict(dict(state=memory, param_groups=groups))
 
 # %% ../nbs/14_training.ipynb #72d8cf16
+def list_checkpoints(folder: str | Path) -> list[Path]:
+    "The checkpoints of a run's folder, oldest first: exactly eight digits each."
+    return sorted(Path(folder).glob("checkpoints/" + 8 * "[0-9]"))
+
+
 def save_checkpoint(
     folder: str | Path,  # the run's folder
     step: int,  # steps done
@@ -343,6 +363,7 @@ def save_checkpoint(
     about: dict,  # what a resumed run must agree with
     keep: int = 2,  # how many checkpoints stay, beside the best
     measured: dict | None = None,  # figures; the lowest held_out_loss is the best
+    seconds: float = 0.0,  # of training so far, earlier parts of the run included
 ) -> Path:  # the checkpoint's folder
     "Write weights, optimizers and state whole or not at all; then let old ones go."
     final = Path(folder) / "checkpoints" / f"{step:08d}"
@@ -353,11 +374,12 @@ def save_checkpoint(
              "optimizer.safetensors": save(optimizer_tensors(optimizers))}
     for name, data in files.items(): write_whole(aside / name, data)
     sums = {name: sha256(data).hexdigest() for name, data in files.items()}
-    state = dict(step=step, sha256=sums, about=about, measured=measured or {})
+    state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
+                 measured=measured or {})
     write_whole(aside / "state.json", json.dumps(state, indent=1))
     if final.exists(): shutil.rmtree(final)
     os.replace(aside, final)
-    _let_go(final.parent, keep)
+    _let_go(folder, keep)
     return final
 
 # %% ../nbs/14_training.ipynb #f7720c62
@@ -374,9 +396,9 @@ def _best_first(checkpoints: list[Path]) -> list[Path]:
     return sorted(measured, key=_held_out_loss)
 
 
-def _let_go(checkpoints: Path, keep: int) -> None:
+def _let_go(folder: str | Path, keep: int) -> None:
     "Delete all but the last `keep` checkpoints and the best."
-    every = sorted(checkpoints.glob("[0-9]*"))
+    every = list_checkpoints(folder)
     stay = every[-keep:] + _best_first(every)[:1]
     for old in every:
         if old not in stay: shutil.rmtree(old)
@@ -408,8 +430,8 @@ def latest_checkpoint(
     folder: str | Path,  # a run's folder
 ) -> tuple[Path, dict]:  # the checkpoint and its state
     "The newest whole checkpoint; FileNotFoundError where there is none."
-    every = sorted(Path(folder).glob("checkpoints/[0-9]*"), reverse=True)
-    if found := _first_whole(every, "The one before it is used."): return found
+    every = list_checkpoints(folder)
+    if found := _first_whole(every[::-1], "The one before it is used."): return found
     raise FileNotFoundError(
         f"{folder} holds no whole checkpoint: give the folder of a run that stopped.")
 
@@ -418,7 +440,7 @@ def best_checkpoint(
     folder: str | Path,  # a run's folder
 ) -> tuple[Path, dict]:  # the checkpoint and its state
     "The whole checkpoint with the lowest held-out loss; FileNotFoundError without."
-    every = _best_first(sorted(Path(folder).glob("checkpoints/[0-9]*")))
+    every = _best_first(list_checkpoints(folder))
     if found := _first_whole(every, "The next best is used."): return found
     raise FileNotFoundError(f"{folder} holds no checkpoint at which a held-out loss "
                             "was measured: give pretrain a `measure`.")
@@ -434,7 +456,7 @@ def keep_freed_memory() -> bool:  # False where there is no glibc to ask
 
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
-    "While it lasts, Ctrl-C sets the event; a second one breaks off."
+    "While it lasts, Ctrl-C or SIGTERM sets the event; a second one breaks off."
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -442,9 +464,11 @@ def asked_to_stop() -> Iterator[threading.Event]:
     def note(number, frame):
         if event.is_set(): raise KeyboardInterrupt
         event.set()
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note)
+              for number in (signal.SIGINT, signal.SIGTERM)}
     try: yield event
-    finally: signal.signal(signal.SIGINT, before)
+    finally:
+        for number, handler in before.items(): signal.signal(number, handler or signal.SIG_DFL)
 
 # %% ../nbs/14_training.ipynb #950ea83b
 @contextmanager
@@ -467,10 +491,10 @@ def describe(model: nn.Module, sampler: PairSampler, config: TrainingConfig) -> 
                 training=asdict(config))
 
 # %% ../nbs/14_training.ipynb #89d36dd0
-def _train(model, optimizers, sampler, config, folder, history, done, watch):
+def _train(model, optimizers, sampler, config, folder, history, done, watch, spent=0.0):
     "From step `done` to the last one; `pretrain` and `resume` are its two doors."
-    about, saved = describe(model, sampler, config), time.monotonic()
-    where, (folder, watch) = folder, _start(model, folder, watch)
+    about, began = describe(model, sampler, config), time.monotonic()
+    where, saved, (folder, watch) = folder, began, _start(model, config, folder, watch)
     with _bar(config, done, watch) as bar, asked_to_stop() as asked:
         while done < config.steps:
             batch = sampler.batch(done, config.batch_size)
@@ -481,11 +505,11 @@ def _train(model, optimizers, sampler, config, folder, history, done, watch):
             bar.update()
             measured = _measured(model, watch.measure) if due else {}
             if logged: _log(history, done, line, measured, folder, bar, watch.on_log)
-            late = time.monotonic() - saved > 60 * config.checkpoint_minutes
-            stop = any_process(asked.is_set())
+            now, stop = time.monotonic(), any_process(asked.is_set())
+            late = now - saved > 60 * config.checkpoint_minutes
             if folder and (due or late or stop):
                 save_checkpoint(folder, done, model, optimizers, about,
-                                config.keep_checkpoints, measured)
+                                config.keep_checkpoints, measured, spent + now - began)
                 saved = time.monotonic()
             if stop and done < config.steps: raise _stopped(done, config, where)
     return history
@@ -509,11 +533,11 @@ def _due(step, config, watch):
     return due, bool(logged or due and watch.measure)
 
 # %% ../nbs/14_training.ipynb #dea4c5c4
-def _start(model, folder, watch):
+def _start(model, config, folder, watch):
     "All begin with the weights of the first process, who alone has folder and watch."
-    keep_freed_memory()
     model.train()
     rank, world = join_processes()
+    choose_precision(config.precision, next(model.parameters()).device)  # may warn
     if world > 1:
         for tensor in model.state_dict().values(): dist.broadcast(tensor, 0)
     return (folder, watch) if rank == 0 else (None, _Watch(progress=False))
@@ -523,12 +547,21 @@ def _bar(config, done, watch):
     off = not watch.progress
     return tqdm(total=config.steps, initial=done, unit="step", disable=off)
 
+
+def forecast(
+    seconds: float,  # since the start
+    taken: int,  # steps in these seconds
+    steps: int,  # steps in all
+) -> str:  # "" in the first two seconds, and for a run of up to two minutes
+    "How long a run takes on this machine, in words."
+    minutes = seconds / max(taken, 1) * steps / 60
+    return f"about {minutes:.0f} min here" if seconds > 2 and minutes > 2 else ""
+
 # %% ../nbs/14_training.ipynb #66124515
 def _measured(model, measure):
     "The figures of the held-out text, with held_out_loss among them; {} unasked."
     if measure is None: return {}
-    figures = measure(model)
-    model.train()
+    with evaluating(model): figures = measure(model)
     if "held_out_loss" not in figures:
         raise ValueError("`measure` gave no held_out_loss, which finds the best, but "
                          f"{', '.join(figures) or 'nothing'}: add it.")
@@ -539,7 +572,12 @@ def _log(history, step, line, measured, folder, bar, on_log):
     "Keep a line of metrics, on disk too, and show it."
     line = _joined(dict(step=step) | line, measured)
     history.append(line)
-    bar.set_postfix(mlm=f"{line['mlm_loss']:.3f}", nsp=f"{line['nsp_loss']:.3f}")
+    if not bar.disable:
+        said = bar.format_dict
+        bar.set_description_str(
+            forecast(said["elapsed"], bar.n - bar.initial, bar.total), refresh=False)
+        bar.set_postfix({name.removesuffix("_loss"): f"{line[name]:.3f}"
+                         for name in ("mlm_loss", "nsp_loss") if name in line})
     if folder:
         with open(Path(folder) / "metrics.jsonl", "a", encoding="utf8") as file:
             file.write(json.dumps(line) + "\n")
@@ -553,7 +591,8 @@ def _step_or_save(model, optimizers, batch, step, config, folder, observe):
         kept = ""
         if folder:
             path = Path(folder) / f"batch-of-step-{step + 1}.safetensors"
-            save_file({name: batch[name].contiguous() for name in INPUTS}, path)
+            save_file({name: batch[name].contiguous() for name in INPUTS
+                       if name in batch}, path)
             kept = f" The batch is kept in {path}."
         any_process(False)  # who leaves first ends the others
         raise FloatingPointError(f"{problem}{kept}") from None
@@ -578,7 +617,7 @@ def pretrain(
     progress: bool = True,  # a bar
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Pre-train on both objectives (Devlin et al. 2018, 3.1); Ctrl-C saves and stops."
-    if folder and any(Path(folder).glob("checkpoints/[0-9]*")):
+    if folder and list_checkpoints(folder):
         raise FileExistsError(f"{folder} holds a run already: resume it, or give "
                               "another folder.")
     with only_run_in(folder):
@@ -684,4 +723,4 @@ def resume(
         restore_optimizers_(optimizers, load_file(checkpoint / "optimizer.safetensors"))
         return model, _train(
             model, optimizers, sampler, config, folder, read_metrics(folder, done),
-            done, _Watch(on_log, observe, measure, progress))
+            done, _Watch(on_log, observe, measure, progress), state.get("seconds", 0.0))

@@ -5,6 +5,7 @@
 # %% ../nbs/10_weights.ipynb #9907069e
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -12,17 +13,17 @@ import pickle
 import re
 import shutil
 import warnings
-from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from .attention import rotary_angles
 from .config import BertConfig, write_whole
+from .core import evaluating
 from .heads import BertForPreTraining
 from .model import initialise_
 from .tokenizer import WordPieceTokenizer
@@ -179,17 +180,25 @@ def from_hf(
     return model
 
 # %% ../nbs/10_weights.ipynb #0951f5a5
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
+
+
 def _read_file(path: Path) -> dict[str, Tensor]:
     "The tensors of one file; a pickle is read as data and never run."
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: the checkpoint is not whole.")
     try:
+        path.open("rb").close()
         if path.suffix == ".safetensors": return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(f"{path} is damaged, or holds more than tensors and could run "
                          "code when opened: give a model.safetensors.") from None
-    except (SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError):
+    except (SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError
+            ) as error:
+        if getattr(error, "errno", None) in _REFUSALS:
+            raise type(error)(f"{path} could not be read, though it may be whole "
+                              f"({error.strerror}): see to that first.") from None
         raise ValueError(f"{path} is damaged or cut short: copy or download it again."
                          ) from None
     if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
@@ -220,7 +229,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 # %% ../nbs/10_weights.ipynb #3f94c411
 _SIDE = "next_sentence.safetensors"  # what RoFormer has no name for, see below
 _FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", _SIDE,
-          "vocab.txt", "tokenizer.json", "tokenizer_config.json"]
+          "vocab.txt", "tokenizer.json", "tokenizer_config.json",
+          "special_tokens_map.json", "added_tokens.json"]
 _TROUBLE = {  # what the hub's client raises: what we say
     "GatedRepoError": "is behind terms: accept them on its page and log in",
     "RevisionNotFoundError": "has no such revision: choose a branch, tag or commit",
@@ -324,14 +334,6 @@ def save_pretrained(
             for file in sorted(aside.iterdir()): os.replace(file, folder / file.name)
     finally: shutil.rmtree(aside, ignore_errors=True)
 
-# %% ../nbs/10_weights.ipynb #78341471
-@contextmanager
-def _evaluating(model: nn.Module):
-    mode = model.training
-    try:
-        with torch.no_grad(): yield model.eval()
-    finally: model.train(mode)
-
 # %% ../nbs/10_weights.ipynb #3631d5c3
 def _encode(model: BertForPreTraining, tokenizer, texts: list) -> dict[str, Tensor]:
     "A batch of texts, or of pairs, on the model's device."
@@ -344,6 +346,19 @@ def _encode(model: BertForPreTraining, tokenizer, texts: list) -> dict[str, Tens
         raise ValueError(f"A text has {length} pieces with [CLS] and [SEP], and the "
                          f"model reads {most}: shorten it.")
     return {name: ids.to(model.nsp_head.bias.device) for name, ids in batch.items()}
+
+# %% ../nbs/10_weights.ipynb #f10a9e02
+def _finite(model: BertForPreTraining, probs: Tensor) -> Tensor:
+    "The model's answer, unless it or a weight behind it is no finite number."
+    for name, weight in model.named_parameters():
+        if not all(end.isfinite() for end in weight.detach().aminmax()):
+            raise ValueError(f"The weight {name} holds NaN or infinite values, so the "
+                             "model has no answer: go back to an earlier checkpoint.")
+    if not probs.isfinite().all():
+        raise ValueError("The model's answer is no finite number, though its weights "
+                         f"are: {model.nsp_head.bias.dtype} has no room for what they "
+                         "compute, so ask model.float() instead.")
+    return probs
 
 # %% ../nbs/10_weights.ipynb #26869555
 def fill_mask(
@@ -358,10 +373,10 @@ def fill_mask(
     masked = batch["input_ids"] == tokenizer.mask_id
     for line, found in zip(texts, masked.any(1)):
         if not found: raise ValueError(f"There is no [MASK] in {line!r}: write one.")
-    with _evaluating(model):
+    with evaluating(model):
         hidden = model.bert(**batch).last_hidden_state[masked]
         words = model.bert.embeddings.word_embeddings.weight
-        probs = model.mlm_head(hidden, words).double().softmax(-1)
+        probs = _finite(model, model.mlm_head(hidden, words).double().softmax(-1))
     top = probs.topk(min(k, probs.shape[-1]))
     pairs = iter([[(tokenizer.pieces[i], p) for i, p in zip(*row)]
                   for row in zip(top.indices.tolist(), top.values.tolist())])
@@ -377,8 +392,9 @@ def next_sentence(
 ) -> float:  # 0 to 1
     "The probability that sentence `b` follows sentence `a`, by the NSP head."
     batch = _encode(model, tokenizer, [(a, b)])
-    with _evaluating(model):
-        return model(**batch).seq_relationship_logits.double().softmax(-1)[0, 0].item()
+    with evaluating(model):
+        probs = model(**batch).seq_relationship_logits.double().softmax(-1)
+        return _finite(model, probs)[0, 0].item()
 
 # %% ../nbs/10_weights.ipynb #ec678f25
 def _transformers():
@@ -386,6 +402,17 @@ def _transformers():
     except ImportError:
         raise ImportError("Comparing needs transformers, which minibert itself does "
                           "not use: pip install transformers.") from None
+
+
+def _their_ids(folder: Path, texts: list) -> dict:
+    "What their tokenizer makes of the texts, padded to one length."
+    hf = _transformers()
+    level = hf.logging.get_verbosity()
+    hf.logging.set_verbosity_error()  # long texts: ours has refused them already
+    try:
+        theirs = hf.AutoTokenizer.from_pretrained(folder)
+        return dict(theirs(texts, padding=True, truncation=False))
+    finally: hf.logging.set_verbosity(level)
 
 
 def _open_theirs(folder: Path, rotary: bool):
@@ -421,9 +448,25 @@ def _differences(ours: dict, theirs: dict, real: Tensor, skipped: list[str]) -> 
     found = {}
     for name in [name for name in theirs if name not in skipped]:
         gap = (ours[name] - theirs[name]).abs()
-        gap = gap[real] if gap.shape[:2] == real.shape else gap
+        if gap.dim() > 2: gap = gap[real]  # the pooler and NSP have one row a text
         found[name] = {"largest": gap.max().item(), "mean": gap.mean().item()}
     return found
+
+# %% ../nbs/10_weights.ipynb #f10a9e06
+def _unpadded(rows: dict, k: int) -> list[list[int]]:
+    "Id and segment of each token of text k."
+    columns = (rows[n][k] for n in ("input_ids", "token_type_ids", "attention_mask"))
+    return [pair for *pair, real in zip(*columns) if real]
+
+
+def _first_difference(texts: list, ours: dict, theirs: dict) -> dict | None:
+    "The first text that the tokenizers read differently, with the ids of both."
+    theirs = ours | theirs  # one that gives no segments has none to compare
+    for k, text in enumerate(texts):
+        a, b = _unpadded(ours, k), _unpadded(theirs, k)
+        ids = [[i for i, _ in side] for side in (a, b)]
+        if a != b: return dict(text=text, ours=ids[0], theirs=ids[1])
+    return None
 
 # %% ../nbs/10_weights.ipynb #0730573d
 _TEXTS = ["anna lost her red ball .", "she found it under the bed . it was still wet ."]
@@ -435,34 +478,42 @@ def compare_with_hf(
     texts: list[str] | None = None,  # two short ones where not given
     out: str | Path | None = None,  # a folder for parity.json and parity.png
     **where,  # revision, cache_dir, local_files_only, as in load_pretrained
-) -> dict:  # "parts": {part: {dtype: {"largest", "mean"}}}, "same", "verdict"
+) -> dict:  # "parts": {part: {dtype: {"largest", "mean"}}}, "ids", "same", "verdict"
     "Open a checkpoint here and in transformers, and say how far each part differs."
     _transformers()
     folder = _find(name_or_folder, **where)
     ours = load_pretrained(folder)
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    texts = _TEXTS if texts is None else list(texts)
+    batch, found = _encode(ours, tokenizer, texts), {}
+    rows = {name: tensor.tolist() for name, tensor in batch.items()}
+    differ = _first_difference(texts, rows, _their_ids(folder, texts))
     theirs, skipped = _open_theirs(folder, _prefix(ours.config) == "roformer.")
-    batch, found = _encode(ours, tokenizer, texts or _TEXTS), {}
     real = batch["attention_mask"].bool()
     for dtype in (torch.float32, torch.float64):
         with torch.no_grad():
             a, b = (_parts(model.to(dtype), batch) for model in (ours, theirs))
         for part, row in _differences(a, b, real, skipped).items():
             found.setdefault(part, {})[str(dtype).removeprefix("torch.")] = row
-    result = _verdict(str(name_or_folder), found, skipped)
+    result = _verdict(str(name_or_folder), found, skipped, differ)
     if out is not None: _write_comparison(result, a, b, batch, tokenizer, Path(out))
     return result
 
 # %% ../nbs/10_weights.ipynb #f1f733ea
-def _verdict(name: str, found: dict, skipped: list[str]) -> dict:
-    worst = {dtype: max(row[dtype]["largest"] for row in found.values())
+def _verdict(name: str, found: dict, skipped: list[str], differ) -> dict:
+    worst = {dtype: torch.tensor([row[dtype]["largest"] for row in found.values()],
+                                 dtype=torch.float64).max().item()  # NaN if one is
              for dtype in ("float32", "float64")}
-    same = worst["float32"] <= _TOLERANCE
+    same = worst["float32"] <= _TOLERANCE and not differ
     said = (f"{name}: minibert and transformers {'agree' if same else 'DIFFER'}; the "
             f"largest difference is {worst['float32']:.1e} in float32 "
             f"({_TOLERANCE:.0e} is allowed) and {worst['float64']:.1e} in float64.")
+    if differ:
+        said += (f" Their tokenizer reads {differ['text']!r} otherwise: "
+                 f"{differ['ours']} here, {differ['theirs']} there. Both models were "
+                 "given ours.")
     return dict(checkpoint=name, same=same, verdict=said, tolerance=_TOLERANCE,
-                largest=worst, skipped=skipped, parts=found)
+                ids=differ, largest=worst, skipped=skipped, parts=found)
 
 # %% ../nbs/10_weights.ipynb #5aa59948
 def comparison_table(result: dict) -> str:

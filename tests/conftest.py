@@ -1,8 +1,10 @@
-"""What every test shares: one thread, no network, no writing outside its folder."""
+"""What every test shares: no network, the same drawn examples in every run, and what a system cannot do is skipped."""
+import inspect
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
@@ -10,6 +12,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Loaded before any test module is read, so that their own @settings start from it.
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(items):
+    "On Windows no signal stops another process so that it can save, and torchrun is not tried: those tests are skipped."
+    if os.name != "nt": return
+    skip = pytest.mark.skip(reason="needs the signals or the launcher of Linux and macOS")
+    for item in items:
+        if item.get_closest_marker("posix") or "send_signal(" in inspect.getsource(item.function): item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import os
 class Letters:
     "A tokenizer that can be sent to another process: a word's id is its length; two words have their own effects."
 
-    lowercase, vocab, vocab_size = True, ["a", "b"], 100
+    fingerprint, vocab_size = "letters", 100
 
     def ids(self, text):
         if "exit" in text: os._exit(3)

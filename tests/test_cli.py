@@ -3,10 +3,12 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -47,6 +49,26 @@ def refused(*words, cwd=None):
     out, err = call(*words, cwd=cwd, code=2)
     assert not out and err.startswith("minibert: ") and err.count("\n") == 1, err
     return err
+
+
+def turned_away(*words, cwd=None):
+    "What tyro says, on one line, to an option that cannot be: exit code 2, nothing printed."
+    out, err = call(*words, cwd=cwd, code=2)
+    assert not out and "Traceback" not in err
+    return " ".join(err.split())
+
+
+def figures_of(folder):
+    "The figures that `evaluate` gets again: all of summary.json but the time of the training."
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary.pop("train_seconds") > 0
+    return summary
+
+
+def until(path, process):
+    while not list(path.parent.glob(path.name)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +114,7 @@ def test_transformers_opens_a_run(run):
 
 
 def test_evaluate_gets_the_same_figures(run):
-    assert json.loads(call("evaluate", run)[0]) == json.loads((run / "summary.json").read_text())
+    assert json.loads(call("evaluate", run)[0]) == figures_of(run)
 
 
 def test_fill_mask_and_next_sentence(run):
@@ -129,8 +151,9 @@ def test_config_file_is_weaker_than_words(run, tmp_path):
 
 def test_run_yaml_repeats_a_run_bit_for_bit(run, tmp_path):
     call("pretrain", "--config", run / "run.yaml", "--out", tmp_path / "twin")
-    for name in ("model.safetensors", "metrics.jsonl", "summary.json"):
+    for name in ("model.safetensors", "metrics.jsonl"):
         assert (run / name).read_bytes() == (tmp_path / "twin" / name).read_bytes()
+    assert figures_of(run) == figures_of(tmp_path / "twin")
 
 
 def test_minutes_decide_the_steps(tmp_path):
@@ -139,19 +162,18 @@ def test_minutes_decide_the_steps(tmp_path):
     assert options["steps"] != 4 and options["minutes"] is None
 
 
-def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
-    process = start("pretrain", *QUICK, "--steps", 2000, "--out", tmp_path / "run")
-    while not (tmp_path / "run/metrics.jsonl").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_signal_saves_and_resume_goes_on(tmp_path, number):
+    process = start("pretrain", *QUICK, "--steps", 5000, "--out", tmp_path / "run")
+    until(tmp_path / "run/metrics.jsonl", process)
+    process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == 130 and f"saved in {tmp_path / 'run'}; go on with --resume" in err
     checkpoint, = (tmp_path / "run/checkpoints").iterdir()
     assert json.loads((checkpoint / "state.json").read_text())["step"] == int(checkpoint.name)
 
 
-BY_HAND = ("--optimizer", "adamw", "--precision", "float32", "--log-steps", "1")
+BY_HAND = ("--optimizer", "adamw", "--lr", "2e-3", "--mask-probability", "0.15", "--precision", "float32", "--log-steps", "1")
 
 
 def test_a_second_phase_starts_from_the_weights_of_the_first(run, tmp_path):
@@ -175,7 +197,6 @@ def test_a_second_phase_is_repeated_and_resumed_bit_for_bit(run, tmp_path):
     call("pretrain", *words, "--out", tmp_path / "a")
     call("pretrain", "--config", tmp_path / "a/run.yaml", "--out", tmp_path / "b")
     (tmp_path / "b/model.safetensors").unlink()
-    import shutil
     for done in (tmp_path / "b/checkpoints").glob("*4"): shutil.rmtree(done)
     call("pretrain", "--resume", tmp_path / "b")
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
@@ -224,7 +245,7 @@ def test_a_run_with_numpy_is_a_run(numpy_run):
     import transformers as hf
     from minibert.weights import load_pretrained
     assert (numpy_run / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads(call("evaluate", numpy_run)[0]) == json.loads((numpy_run / "summary.json").read_text())
+    assert json.loads(call("evaluate", numpy_run)[0]) == figures_of(numpy_run)
     assert call("fill-mask", numpy_run, "[MASK] lost her ball.")[0].count("%") == 5
     assert call("next-sentence", numpy_run, "Anna lost her ball.", "She found it.")[0].startswith(("yes:", "no:"))
     model, loading = hf.BertForPreTraining.from_pretrained(numpy_run, output_loading_info=True)
@@ -251,19 +272,18 @@ def test_numpy_says_what_it_does_not_do(numpy_run):
     assert [given[name] for name in ("optimizer", "precision", "dropout", "positions")] == ["adamw", "float32", 0.0, "absolute"]
 
 
-def test_ctrl_c_with_numpy_saves_the_weights(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_signal_with_numpy_saves_the_weights(tmp_path, number):
     process = start("pretrain", *QUICK, "--backend", "numpy", "--steps", 100_000, "--out", tmp_path / "run")
-    while not (tmp_path / "run/metrics.jsonl").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    until(tmp_path / "run/metrics.jsonl", process)
+    process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == 130 and f"the weights are saved in {tmp_path / 'run'}" in err
     assert "%" in call("fill-mask", tmp_path / "run", "a [MASK]")[0]
 
 
 def test_recipes_and_positions_are_printed_in_full(tmp_path):
-    for recipe, positions, masks in (("own", "absolute", 0.15), ("bert", "absolute", 0.15), ("fast", "rotary", 0.3)):
+    for recipe, positions, masks in (("own", "absolute", 0.2), ("bert", "absolute", 0.15), ("fast", "rotary", 0.3)):
         given = yaml.safe_load(call("pretrain", "--recipe", recipe, "--print-config")[0])
         assert (given["positions"], given["mask_probability"]) == (positions, masks) and "recipe" not in given
         (tmp_path / "again.yaml").write_text(yaml.safe_dump(given))
@@ -274,16 +294,15 @@ def test_rotary_positions_end_to_end(tmp_path):
     import transformers as hf
     call("pretrain", *QUICK, "--positions", "rotary", "--out", tmp_path / "run")
     assert hf.RoFormerForMaskedLM.from_pretrained(tmp_path / "run").config.model_type == "roformer"
-    assert json.loads(call("evaluate", tmp_path / "run")[0]) == json.loads((tmp_path / "run/summary.json").read_text())
+    assert json.loads(call("evaluate", tmp_path / "run")[0]) == figures_of(tmp_path / "run")
 
 
 def test_evaluate_on_another_text(run, tmp_path):
-    import shutil
     text = tmp_path / "rooms.txt"
     text.write_text("\n\n".join(f"The room has {n} doors. Its walls are painted grey." for n in range(40)))
     told = json.loads(call("evaluate", run, "--dataset", text)[0])
     assert told["mlm_tokens"] > 0 and "unigram_loss" in told and "mlm_accuracy_bound" not in told
-    own = json.loads((run / "summary.json").read_text())
+    own = figures_of(run)
     again = json.loads(call("evaluate", run, "--dataset", "stories")[0])
     assert again == own
     shutil.copytree(run, tmp_path / "plain", ignore=shutil.ignore_patterns("run.yaml", "corpus", "held-out", "*.jsonl"))
@@ -332,6 +351,11 @@ def test_finetune_and_classify(run, tmp_path):
     assert "who" in refused("finetune", run, "--dataset", table, "--label-column", "who")
     assert "nothing to learn from" in refused("finetune", run)
     assert "exists" in refused("finetune", run, "--dataset", table, "--out", tmp_path / "tuned/1")
+    told = refused("finetune", "--resume", tmp_path / "tuned/1", "--epochs", 9)
+    assert "--epochs was 1 and is 9" in told
+    assert "--epochs was 1 and is 3" in refused("finetune", "--resume", tmp_path / "tuned/1", "--epochs", 3)
+    assert "--run was" in refused("finetune", tmp_path, "--resume", tmp_path / "tuned/1")
+    call("finetune", "--resume", tmp_path / "tuned/1", *quick)
 
 
 def test_the_command_starts_light():
@@ -368,7 +392,6 @@ def test_mistakes_get_a_sentence_and_leave_nothing(run, tmp_path):
         (("pretrain", "--out", run), "exists"),
         (("pretrain", "--resume", tmp_path), "not the folder of a run"),
         (("pretrain", "--config", tmp_path / "good.txt"), "options"),
-        (("pretrain", "--minutes", 0), "minutes is 0"),
         (("evaluate", tmp_path / "none"), "not the folder of a run"),
         (("fill-mask", tmp_path / "none", "a [MASK]"), "none"),
         (("fill-mask", run, "no mask"), "[MASK]"),
@@ -381,9 +404,149 @@ def test_mistakes_get_a_sentence_and_leave_nothing(run, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_impossible_options_are_refused_before_anything_is_read():
-    _, err = call("pretrain", "--steps", -1, code=2)
-    assert "steps is -1: give a whole number of 1 or more" in err
+@pytest.mark.parametrize("words,said", [
+    ("pretrain --steps -1", "steps is -1: give a whole number of 1 or more"),
+    ("pretrain --steps 0", "steps is 0"), ("pretrain --steps 2.5", "--steps"),
+    ("pretrain --minutes 0", "minutes is 0"), ("pretrain --minutes nan", "minutes is nan"),
+    ("pretrain --minutes inf", "minutes is inf"), ("pretrain --dropout 1", "dropout is 1"),
+    ("pretrain --dropout nan", "dropout is nan"), ("pretrain --dropout -0.1", "dropout is -0.1"),
+    ("pretrain --lr inf", "learning_rate is inf"), ("pretrain --processes -1", "processes is -1"),
+    ("pretrain --vocab-size 0", "vocab_size is 0"), ("pretrain --optimizer sgd", "--optimizer"),
+    ("pretrain --max-position-embeddings 0", "max_position_embeddings is 0"),
+    ("fill-mask {run} a[MASK] --k 0", "k is 0"), ("probe {run} --seeds 0 --out new", "seeds is 0"),
+    ("finetune {run} --dataset x.csv --epochs 0", "epochs is 0"),
+    ("finetune {run} --dataset x.csv --dropout 1", "dropout is 1"),
+    ("finetune {run} --dataset x.csv --validation-split train", "validation_split is 'train'"),
+    ("bench --rounds 0", "rounds is 0"), ("bench --minutes nan", "minutes is nan"), ("bench --threads 0", "threads is 0"),
+    ("bench --length 0 --out new.json", "length is 0"), ("bench --batch-size -2", "batch_size is -2"),
+    ("bench --vocab-size 0", "vocab_size is 0"),
+])
+def test_impossible_options_are_refused_before_anything_is_read(run, tmp_path, words, said):
+    assert said in turned_away(*words.format(run=run).split(), cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_precision_is_asked_of_the_machine_in_one_place(tmp_path, monkeypatch):
+    from minibert.cli import Pretrain, asdict, training_config
+    for told, precision in (("0", "float32"), ("1", "bfloat16")):
+        monkeypatch.setenv("MINIBERT_BFLOAT16", told)
+        assert training_config(asdict(Pretrain())).precision == precision
+        assert training_config(asdict(Pretrain(backend="numpy"))).precision == "float32"
+    monkeypatch.setenv("MINIBERT_BFLOAT16", "0")
+    with pytest.warns(UserWarning, match="float32 trains faster here"):
+        call("pretrain", *QUICK, "--precision", "bfloat16", "--steps", 1, "--out", tmp_path / "slow")
+    assert yaml.safe_load((tmp_path / "slow/run.yaml").read_text())["precision"] == "bfloat16"
+
+
+def test_the_time_of_the_training_is_kept(run, numpy_run):
+    checkpoint, = run.glob("checkpoints/00000004")
+    seconds = json.loads((run / "summary.json").read_text())["train_seconds"]
+    assert seconds == json.loads((checkpoint / "state.json").read_text())["seconds"] and 0 < seconds < 600
+    assert 0 < json.loads((numpy_run / "summary.json").read_text())["train_seconds"] < 600
+
+
+def test_a_machine_that_is_slower_than_promised_says_so(run, monkeypatch, capsys):
+    from minibert import cli
+    opened = cli.open_run(run)
+    for steps, each, said in ((2500, 0.53, "about 22 min"), (2500, 0.04, ""), (30, 60, "")):
+        monkeypatch.setattr(cli, "seconds_a_step", lambda *args, each=each, **kwargs: each)
+        slow = cli.replace(opened, options=opened.options | dict(steps=steps))
+        cli.say_how_long(slow, None)
+        told = capsys.readouterr().out
+        assert said in told and bool(told) == bool(said) and told.count("\n") == bool(said)
+
+
+def stopped_early(folder):
+    "A copy of a run as one leaves it who stops it before its first checkpoint."
+    shutil.copytree(folder, twin := folder.parent / f"{folder.name}-stopped")
+    for name in ("summary.json", "curves.png"): (twin / name).unlink()
+    shutil.rmtree(twin / "checkpoints")
+    (twin / "metrics.jsonl").write_text(json.dumps(dict(step=1, loss=9.0)) + "\n{\"step\": 2, \"lo")
+    return twin
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(tmp_path):
+    call("pretrain", *QUICK, "--dropout", 0.1, "--seed", 3, "--out", tmp_path / "whole")
+    twin = stopped_early(tmp_path / "whole")
+    told = refused("pretrain", "--resume", twin)  # a trained model is no beginning
+    assert "no checkpoint" in told
+    (twin / "model.safetensors").unlink()
+    out, _ = call("pretrain", "--resume", twin)
+    assert f"Saved in {twin}" in out and figures_of(twin) == figures_of(tmp_path / "whole")
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (twin / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_second_phase_stopped_early_begins_with_the_weights_of_the_first(run, tmp_path):
+    call("pretrain", *QUICK, "--start", run, "--out", tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "first")
+    twin = stopped_early(tmp_path / "whole")
+    (twin / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    call("pretrain", "--resume", twin)
+    assert (twin / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_resume_ignores_no_option(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    (tmp_path / "seven.yaml").write_text("steps: 7\n")
+    asked = {"--steps 50": ("--steps", "4", "50"), "--steps 1100": ("--steps", "4", "1100"), "--lr 0.1": ("--learning-rate", "0.004", "0.1"),
+             "--minutes 3": ("--minutes", "None", "3"), "--size mini": ("--size", "tiny", "mini"), "--seed 1": ("--seed", "0", "1"),
+             "--dataset other": ("--dataset", "stories", "other"), "--whole-words": ("--whole-words", "False", "True"),
+             "--recipe bert": ("--optimizer", "muon", "adamw"), f"--config {tmp_path}/seven.yaml": ("--steps", "4", "7"),
+             "--checkpoint-steps 9": ("--checkpoint-steps", "500", "9"), f"--out {tmp_path}/new": ("--out", "new")}
+    for words, said in asked.items():
+        told = refused("pretrain", "--resume", tmp_path / "run", *words.split())
+        assert all(part in told for part in said), told
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "new").exists()
+    call("pretrain", "--resume", tmp_path / "run", "--steps", 4, "--out", tmp_path / "run", "--watch")
+
+
+def test_resume_ignores_no_edit_of_run_yaml(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path, lines = tmp_path / "run/run.yaml", (run / "run.yaml").read_text().splitlines()
+    for name, new, said in (("steps", "9", "--steps was 4 and is 9"), ("dataset", "other", "--dataset was stories and is other"),
+                            ("size", "mini", "--size was tiny and is mini"), ("steps", None, "--steps was 4 and is 1100")):
+        edited = [line for line in lines if not line.startswith(f"{name}:")]
+        path.write_text("\n".join(edited + ([f"{name}: {new}"] if new else [])))
+        assert said in refused("pretrain", "--resume", tmp_path / "run")
+    (tmp_path / "run/.run.yaml").unlink()  # the checkpoint remembers what decides its numbers
+    path.write_text("\n".join(lines).replace("steps: 4", "steps: 9"))
+    assert "steps was 4 and is 9" in refused("pretrain", "--resume", tmp_path / "run")
+    path.write_text("\n".join(lines) + "\ntensorboard: false\nwatch: true\n")
+    call("pretrain", "--resume", tmp_path / "run")
+
+
+def test_sigterm_before_the_first_step_leaves_nothing(tmp_path):
+    process = start("pretrain", *QUICK, cwd=tmp_path)
+    until(tmp_path / "runs" / ".*.making*", process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in err and not list(tmp_path.iterdir()), err
+
+
+def test_a_number_is_claimed_once(tmp_path):
+    from minibert.cli import claim_folder
+    (tmp_path / "runs/7").mkdir(parents=True)
+    (tmp_path / "runs/.9.making").mkdir()
+    with ThreadPoolExecutor(16) as pool:
+        claimed = list(pool.map(lambda _: claim_folder(None, tmp_path / "runs"), range(16)))
+    assert sorted(int(folder.name) for folder, _ in claimed) == list(range(10, 26))
+    assert all(aside.is_dir() and not folder.exists() for folder, aside in claimed)
+
+
+def test_two_at_once_get_two_folders(run, tmp_path):
+    table = tmp_path / "who.csv"
+    table.write_text("text,label\n" + "".join(f"{who} lost a ball {n}.,{who}\n" for n in range(20) for who in ("anna", "tom")))
+    for words, home in ((("pretrain", *QUICK), "runs"),
+                        (("finetune", run, "--dataset", table, "--epochs", 1, "--length", 12), "tuned")):
+        both = [start(*words, cwd=tmp_path) for _ in range(2)]
+        told = [process.communicate() for process in both]
+        assert [process.returncode for process in both] == [0, 0], told
+        assert {out.split("Saved in ")[1].split()[0].rstrip(".") for out, _ in told} == {f"{home}/1", f"{home}/2"}
+        assert sorted(path.name for path in (tmp_path / home).iterdir()) == ["1", "2"]
+        for k in "12": assert (tmp_path / home / k / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("name,damage", [
@@ -392,7 +555,6 @@ def test_impossible_options_are_refused_before_anything_is_read():
     ("vocab.txt", lambda data: b""),
 ])
 def test_a_damaged_run_is_named(run, tmp_path, name, damage):
-    import shutil
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run" / name
     path.write_bytes(damage(path.read_bytes()))
@@ -401,7 +563,22 @@ def test_a_damaged_run_is_named(run, tmp_path, name, damage):
     assert said in refused("fill-mask", tmp_path / "run", "a [MASK]")
 
 
-@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "probe", "bench"])
+def test_weights_that_are_no_numbers_give_no_answer(run, tmp_path):
+    from safetensors.torch import load_file, save_file
+    shutil.copytree(run, tmp_path / "run")
+    weights = load_file(run / "model.safetensors")
+    for name in ("bert.encoder.layer.1.output.dense.bias", "cls.seq_relationship.bias", "cls.predictions.bias"):
+        broken = {key: value.clone() for key, value in weights.items()}
+        broken[name][0] = float("nan")
+        save_file(broken, tmp_path / "run/model.safetensors", {"format": "pt"})
+        asked = {"fill-mask": ["a [MASK]"], "next-sentence": ["It ran.", "It sat."], "evaluate": []}
+        if "predictions" in name: del asked["next-sentence"]
+        if "relationship" in name: del asked["fill-mask"]
+        for command, words in asked.items():
+            assert "finite" in refused(command, tmp_path / "run", *words), (command, name)
+
+
+@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "inspect", "probe", "bench"])
 def test_every_option_has_a_help_text(command):
     out, _ = call(*command.split(), "--help")
     lines = [line.strip("│ ") for line in out.splitlines()]

@@ -1,4 +1,7 @@
 """Chapter 11's data path: what a notebook has no room for (faults, hostile inputs, the oracle on many stories)."""
+import errno
+import io
+import itertools
 import json
 import os
 import random
@@ -15,6 +18,7 @@ from letters import Letters, told_text
 
 from minibert import corpus as module
 from minibert.corpus import Corpus, Oracle, best_masked_accuracy, load_documents, seeded, split_sentences, stories
+from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -22,11 +26,9 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 class Words:
     "A tokenizer that numbers words as they come."
 
-    lowercase = True
+    fingerprint = "words"
 
-    def __init__(self, words=(), size=None):
-        self.vocab = {word: k for k, word in enumerate(words)}
-        self.size = size
+    def __init__(self, size=None): self.vocab, self.size = {}, size
 
     @property
     def vocab_size(self): return self.size or max(len(self.vocab), 1)
@@ -231,6 +233,28 @@ def test_wikitext():
     assert not [s for d in found for s in d if s.startswith("= =")]
 
 
+@pytest.mark.skipif(not (DATA / "wikitext").exists(), reason="needs WikiText-2")
+def test_what_the_rule_of_titles_is_worth(monkeypatch):
+    "The two numbers that chapter 11 names."
+    rows = list(module._load_table(DATA / "wikitext", "wikitext-2-v1")["train"]["text"])
+    assert len(list(module._grouped(rows, True))) == 601
+    monkeypatch.setattr(module, "_is_title", lambda row, before: module._TITLE.match(row))
+    assert len(list(module._grouped(rows, True))) == 617
+
+
+def test_the_answers_of_the_exercise_on_boots():
+    "Chapter 11, exercise 2: no choice of hidden words gives 1/8, as that of the ball does."
+    table = module._tables()
+    rows = {t: t.rows[0] for t in dict.fromkeys(table.values())}
+    rows[table["thing"]] = next(r for r in table["thing"].rows if r["thing"] == "boots")
+    lost = module._plots()["lost"]
+    story = module._tell("lost", "happy", [lost["start"][1][0], lost["happy"][1][0]], rows)
+    boots, them = story.flat.index("boots"), story.flat.index("them")
+    assert story.posterior({boots, them})[boots]["boots"] == 1 / 12 and story.posterior({boots})[boots]["boots"] == 1 / 4
+    seen = {story.posterior({boots, *others})[boots]["boots"] for k in range(3) for others in itertools.combinations(range(len(story.flat)), k)}
+    assert seen == {1 / 12, 1 / 4}
+
+
 # ---- the arrays
 
 def test_memory_and_disk_agree(tmp_path):
@@ -287,14 +311,111 @@ def test_damage_is_found(tmp_path, name, harm):
     with pytest.raises((ValueError, FileNotFoundError), match="damaged|corpus.json"): Corpus.open(tmp_path / "c", words)
 
 
+PIECES = [*SPECIALS, "one", "two", "three", ".", "\u00e9", "e", *map(str, range(50))]
+
+
+@pytest.mark.parametrize("rules", [dict(lowercase=False), dict(strip_accents=False), dict(tokenize_chinese_chars=False)])
+def test_the_same_pieces_with_other_rules_are_refused(tmp_path, rules):
+    "With the real class: an uncased corpus must not open with a cased tokenizer, nor the other way round."
+    ours, other = WordPieceTokenizer(PIECES), WordPieceTokenizer(PIECES, **rules)
+    for build, wrong, folder in ((ours, other, tmp_path / "c"), (other, ours, tmp_path / "d")):
+        Corpus.build(documents(), build, folder)
+        assert Corpus.open(folder, WordPieceTokenizer(PIECES, **(rules if build is other else {}))).fingerprint == build.fingerprint
+        with pytest.raises(ValueError, match="other rules for case and accents"): Corpus.open(folder, wrong)
+
+
 def test_another_vocabulary_is_refused(tmp_path):
-    words = Words(["one", "two", "three", ".", *map(str, range(50))])
-    Corpus.build(documents(), words, tmp_path / "c")
-    other = Words(["two", "one", "three", ".", *map(str, range(50))])
-    with pytest.raises(ValueError, match="another vocabulary"): Corpus.open(tmp_path / "c", other)
-    cased = Words(words.vocab)
-    cased.lowercase = False
-    with pytest.raises(ValueError, match="another vocabulary"): Corpus.open(tmp_path / "c", cased)
+    Corpus.build(documents(), WordPieceTokenizer(PIECES), tmp_path / "c")
+    swapped, longer = WordPieceTokenizer([*PIECES[:-2], *PIECES[:-3:-1]]), WordPieceTokenizer([*PIECES, "more"])
+    for other in (swapped, longer):
+        with pytest.raises(ValueError, match="another vocabulary"): Corpus.open(tmp_path / "c", other)
+    Corpus.open(tmp_path / "c", WordPieceTokenizer(PIECES, max_length=7, cache_size=0))  # what changes no id is no matter
+
+
+def test_a_corpus_without_a_fingerprint_is_damaged(tmp_path):
+    Corpus.build(documents(), Words(), tmp_path / "c")
+    for name in ("vocabulary", "vocab_size"):
+        info = json.loads((tmp_path / "c/corpus.json").read_text())
+        del info[name]
+        (tmp_path / "c/corpus.json").write_text(json.dumps(info))
+        with pytest.raises(ValueError, match=f"damaged \\('{name}'\\)|damaged"): Corpus.open(tmp_path / "c", Words())
+
+
+# ---- what the operating system refuses is no damage
+
+@pytest.mark.parametrize("name", ["corpus.json", "ids.npy"])
+@pytest.mark.parametrize("number, said", [(errno.EACCES, "ask for the right"), (errno.EMFILE, "ulimit -n"), (errno.EIO, "try again")])
+def test_what_the_system_refuses_is_told_as_such(tmp_path, monkeypatch, name, number, said):
+    Corpus.build(documents(), Words(), tmp_path / "c")
+    real = io.open
+    def refuse(file, *args, **options):
+        if str(file).endswith(name): raise OSError(number, os.strerror(number), str(file))
+        return real(file, *args, **options)
+    for place in ("io.open", "builtins.open", "pathlib.Path.open"): monkeypatch.setattr(place, refuse)
+    with pytest.raises(OSError, match=f"could not be read.*{os.strerror(number)}.*{name}.*{said}") as error: Corpus.open(tmp_path / "c", Words())
+    told = str(error.value)
+    assert "delete" not in told and "damaged" not in told and "\n" not in told and told.endswith(".")
+    assert type(error.value) is type(OSError(number, "")) and error.value.errno == number
+    assert not isinstance(error.value, ValueError)
+
+
+def test_a_finished_shard_that_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
+    stop_after(200, tmp_path / "c")
+    shards = {file.name for file in (tmp_path / ".c.shards").glob("0*")}
+    def refuse(*_): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "ids.npy")
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_map", refuse)
+        with pytest.raises(OSError, match="ulimit -n"): Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 1, 1000)
+    assert {file.name for file in (tmp_path / ".c.shards").glob("0*")} == shards
+
+
+def test_no_free_file_is_said(tmp_path):
+    "The real thing: a process that may open no more files."
+    pytest.importorskip("resource")
+    Corpus.build(documents(), Words(), tmp_path / "c")
+    code = f"""
+import os, resource, numpy
+from minibert.corpus import Corpus
+Corpus.open({str(tmp_path / 'c')!r})
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+try:
+    while True: held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError: pass
+for _ in range(12):
+    try: Corpus.open({str(tmp_path / 'c')!r}); print("opened")
+    except Exception as error: print(type(error).__name__, error)
+    os.close(held.pop())
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert "OSError The corpus" in said and "ulimit -n" in said and "opened" in said
+    assert "damaged" not in said and "delete" not in said, said
+
+
+def test_a_source_that_cannot_be_read_says_so(tmp_path, monkeypatch, hub):
+    import datasets
+    def refuse(*_, **__):
+        try: raise PermissionError(errno.EACCES, "Permission denied", "train.parquet")
+        except PermissionError as error: raise RuntimeError("An error occurred while generating the dataset") from error
+    with monkeypatch.context() as patched:
+        patched.setattr(datasets, "load_dataset", refuse)
+        with pytest.raises(PermissionError, match="Permission denied"): load_documents(hub)
+    rows = load_documents(hub, streaming=True)
+    monkeypatch.setattr(datasets.IterableDataset, "iter", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"): list(rows)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / "texts" / name).mkdir(parents=True)
+        (tmp_path / "texts" / name / "t.txt").write_text("One. Two.\n\n" * 4)
+    assert len(list(load_documents(tmp_path / "texts"))) == 6
+    real = os.scandir
+    def scandir(path):
+        if str(path).endswith("b"): raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="Permission denied"): load_documents(tmp_path / "texts")
 
 
 def test_nothing_is_unpickled(tmp_path):
@@ -368,7 +489,7 @@ def test_shards_of_another_text_vocabulary_or_size_are_never_used(tmp_path, made
     other = told_text()
     other[0] = ["Story 0 was told otherwise. It goes on."]
     tokenizer = Letters()
-    tokenizer.vocab = ["b", "a"]
+    tokenizer.fingerprint = "other letters"
     for raw, words, size in ((other, Letters(), 1000), (told_text(), tokenizer, 1000), (told_text(), Letters(), 1500)):
         stop_after(200, tmp_path / "c")
         made.clear()

@@ -324,3 +324,53 @@ def test_damaged_weights_are_refused(bert, sampler):
     broken = BertForPreTraining(bert.config, seeded(1))
     with torch.no_grad(): broken.mlm_head.bias[3] = float("nan")
     with pytest.raises(FloatingPointError, match="not a finite number"): evaluate_pretraining(broken, sampler, batches=1)
+
+
+class WithoutPairs:
+    "A sampler whose batches ask about words only, as a masked language model alone needs."
+
+    def __init__(self, sampler): self.tokenizer, self.corpus, self.sampler = sampler.tokenizer, sampler.corpus, sampler
+
+    def batch(self, step, batch_size):
+        batch = self.sampler.batch(step, batch_size)
+        return {name: values for name, values in batch.items() if name != "next_sentence_label"}
+
+
+def test_batches_without_pair_labels_give_no_figure_of_pairs(bert, sampler, train):
+    full = evaluate_pretraining(bert, sampler, batches=2, batch_size=8, counts=count_pieces(train))
+    words = evaluate_pretraining(bert, WithoutPairs(sampler), batches=2, batch_size=8, counts=count_pieces(train))
+    assert words == {name: value for name, value in full.items() if not name.startswith("nsp_")}
+    assert len(predictions(bert, WithoutPairs(sampler), 1, 4).pair_label) == 0
+
+
+class Loud(nn.Module):
+    "Certain of a wrong answer: its loss is a number, and e to that is none."
+
+    def __init__(self, V):
+        super().__init__()
+        self.V = V
+
+    def forward(self, input_ids, token_type_ids, attention_mask, labels, next_sentence_label):
+        wrong = (labels[labels != -100] + 1) % self.V
+        return PreTrainingOutput(None, 3000.0 * nn.functional.one_hot(wrong, self.V), torch.zeros(len(input_ids), 2))
+
+
+def test_figures_that_are_no_numbers_are_refused(sampler):
+    V = sampler.tokenizer.vocab_size
+    with pytest.raises(FloatingPointError, match="mlm_perplexity is inf.*earlier checkpoint"):
+        evaluate_pretraining(Loud(V), sampler, batches=1)
+    counts = np.where(np.arange(V) == 7, np.nan, 1.0)
+    with pytest.raises(FloatingPointError, match="unigram_loss is nan.*count the training corpus"):
+        evaluate_pretraining(Fake(V, lambda y: y), sampler, batches=1, counts=counts)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_interval_of_what_is_no_number_is_refused(bad):
+    with pytest.raises(ValueError, match="not a finite number"): row_interval(np.array([1.0, bad, 2.0]), np.arange(3))
+
+
+def test_nothing_measured_is_no_figure():
+    none = np.empty(0, int)
+    with pytest.raises(ValueError, match="no token"): unigram_baseline(np.ones(3), none)
+    with pytest.raises(ValueError, match="no token"): bigram_baseline(Bigrams(none, none, 3), np.ones(3), none, none)
+    with pytest.raises(ValueError, match="no token"): calibration(made(none, none))

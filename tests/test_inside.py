@@ -79,6 +79,31 @@ def test_letters_of_all_kinds(model, tokenizer):
     assert "anna" in reading.tokens and "[UNK]" in reading.tokens and torch.isfinite(reading.states).all()
 
 
+def broken(config, part):
+    "A model with one NaN among the weights of a part."
+    model = BertForPreTraining(config, seeded(1))
+    with torch.no_grad(): model.get_submodule(part).weight[3, 2] = float("nan")
+    return model
+
+
+DAMAGED = "not finite numbers.*earlier checkpoint"
+
+
+def test_a_damaged_encoder_gives_no_figure(config, tokenizer, plain, tmp_path, undrawn):
+    model = broken(config, "bert.encoder.layers.0.feed_forward.up")
+    save_pretrained(model, tokenizer, tmp_path / "m")
+    for figure in (lambda: read_text(model, tokenizer, A), lambda: score_heads(model, tokenizer, plain),
+                   lambda: anisotropy(model, tokenizer, plain), lambda: inspect(tmp_path / "m", A, tmp_path / "out")):
+        with pytest.raises(FloatingPointError, match=DAMAGED): figure()
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_damaged_head_or_table_gives_no_figure(config, tokenizer):
+    reading = read_text(broken(config, "mlm_head.dense"), tokenizer, A)
+    with pytest.raises(FloatingPointError, match=DAMAGED): logit_lens(broken(config, "mlm_head.dense"), reading.states)
+    with pytest.raises(FloatingPointError, match=DAMAGED): neighbours(broken(config, "bert.embeddings.word_embeddings"), tokenizer, "ball")
+
+
 # entropy, rollout, bertviz
 
 def test_entropy_of_known_gazes_and_padding():
@@ -261,7 +286,18 @@ def test_cosines_by_brute_force(model, tokenizer, plain):
     assert math.isclose(mean_cosine(torch.ones(3, 4)), 1, rel_tol=1e-9)
     with pytest.raises(ValueError, match="1 vectors"): mean_cosine(vectors[:1])
     cones = anisotropy(model, tokenizer, plain)
-    assert len(cones) == 3 and all(-1 < cosine < 1 for cosine in cones) and model.training
+    states = [[], [], []]
+    for batch in plain:
+        words = (batch["attention_mask"] > 0) & (batch["input_ids"] != tokenizer.cls_id) & (batch["input_ids"] != tokenizer.sep_id)
+        with torch.no_grad(): seen = model.eval().bert(**batch, output_hidden_states=True).hidden_states
+        for kept, state in zip(states, seen): kept.append(state[words])
+    model.train()
+    for cosine, kept in zip(cones, states, strict=True):
+        unit = torch.nn.functional.normalize(torch.cat(kept).double(), dim=-1)
+        n = len(unit)
+        assert math.isclose(cosine, ((unit @ unit.T).sum() - n) / (n * n - n), abs_tol=1e-6)
+    again = anisotropy(model, tokenizer, plain)
+    assert again == cones and model.training
 
 
 # the page

@@ -1,6 +1,7 @@
 "The model's manners over drawn shapes: padding, batches, the sparse last layer, first weights, refusals."
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -230,3 +231,24 @@ def test_either_label_alone():
     assert_same([pair.loss, pair.nsp_loss, pair.mlm_loss], [both.nsp_loss, both.nsp_loss, None])
     assert none.loss is None and none.prediction_logits.shape == pair.prediction_logits.shape == (3, 11, 41)
     assert none.hidden_states is None and none.attentions is None
+
+
+def test_either_label_alone_learns_its_own_part():
+    "MLM without NSP and the other way round: the gradients add up to those of both, and each head's come from its own loss."
+    model, batch = MODELS[0], reference_batch(KINDS[0])
+    def grads(*left_out):
+        model.zero_grad()
+        model(**{name: t for name, t in batch.items() if name not in left_out}).loss.backward()
+        return {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    both, words, pair = grads(), grads("next_sentence_label"), grads("labels")
+    assert_same({name: words[name] + pair[name] for name in both}, both)
+    for name in both:
+        assert words[name].any() == (not name.startswith(("nsp_head", "bert.pooler"))), name
+        assert not (name.startswith("mlm_head") and pair[name].any()), name
+
+
+@pytest.mark.parametrize("module", ["attention", "embeddings", "encoder", "heads", "masking", "model", "pairs"])
+def test_nothing_private_of_pytorch_is_used(module, root):
+    source = (root / "minibert" / f"{module}.py").read_text(encoding="utf8")
+    private = re.findall(r"torch\.ops\b|\baten\b|torch\._\w+|mkldnn", source)
+    assert not private, private

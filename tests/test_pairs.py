@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from minibert.corpus import Corpus, load_documents, seeded
-from minibert.pairs import PairSampler, _Places, collate, cut_lengths, draw_pairs, read_batch
+from minibert.pairs import PairSampler, collate, cut_lengths, read_batch
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefghij", "##k", "##l"])
@@ -22,6 +22,11 @@ def corpus_of(sizes, seed=0):
     ids = np.random.default_rng(seed).integers(5, V, sum(lengths)).astype(np.uint16)
     starts = np.cumsum([0, *lengths]), np.cumsum([0, *map(len, sizes)])
     return Corpus(ids, *(s.astype(np.int64) for s in starts), dict(vocab_size=V, vocabulary="test"))
+
+
+def draw(corpus, count, length, short, generator):
+    "Pairs as a sampler of this corpus draws them."
+    return PairSampler(corpus, TOKENIZER, length, short=short).draw(count, generator)
 
 
 def check(batch, corpus, length):
@@ -87,7 +92,7 @@ def test_cut_lengths(a, b, room):
 def test_every_boundary_and_every_token_is_met():
     "In short documents each inner boundary is cut alike often, and no token is left out."
     corpus = corpus_of([[3, 3, 3, 3, 3]] * 40)
-    pairs = draw_pairs(_Places(corpus), 40_000, 64, 0.0, seeded(0))
+    pairs = draw(corpus, 40_000, 64, 0.0, seeded(0))
     cuts = np.bincount(pairs.a_length, minlength=13)[3:13:3] / 40_000
     assert np.abs(cuts - 0.25).max() < 5 * (0.25 * 0.75 / 40_000) ** 0.5
     used = np.zeros(corpus.n_tokens, int)
@@ -97,9 +102,9 @@ def test_every_boundary_and_every_token_is_met():
 
 
 def test_half_and_half_at_every_length():
-    places = _Places(corpus_of([[5, 2, 7, 4, 3, 6]] * 30))
+    corpus = corpus_of([[5, 2, 7, 4, 3, 6]] * 30)
     for length in (5, 12, 30, 64):
-        share = draw_pairs(places, 20_000, length, 0.1, seeded(length)).is_random.mean()
+        share = draw(corpus, 20_000, length, 0.1, seeded(length)).is_random.mean()
         assert abs(share - 0.5) < 5 * 0.5 / 20_000**0.5
 
 
@@ -120,7 +125,7 @@ def test_length_does_not_tell(length, sizes):
         "long": lambda: rng.geometric(0.05, 200) + 2,
     }
     corpus = corpus_of([shapes[sizes]().tolist() for _ in range(60 if sizes == "long" else 2000)])
-    accuracy, error = told_by_length(draw_pairs(_Places(corpus), 60_000, length, 0.1, seeded(9)), 30_000)
+    accuracy, error = told_by_length(draw(corpus, 60_000, length, 0.1, seeded(9)), 30_000)
     assert abs(accuracy - 0.5) < 5 * error
 
 
@@ -129,10 +134,10 @@ def test_a_stand_in_is_as_long_as_the_b_it_replaces(sizes, monkeypatch):
     "The same draw with every true B left in its place has the same lengths, row by row."
     rng = np.random.default_rng(2)
     documents = [rng.integers(4, 15, 8 if sizes == "short" else 300).tolist() for _ in range(600 if sizes == "short" else 20)]
-    places = _Places(corpus_of(documents))
-    drawn = draw_pairs(places, 5000, 64, 0.1, seeded(4))
+    corpus = corpus_of(documents)
+    drawn = draw(corpus, 5000, 64, 0.1, seeded(4))
     monkeypatch.setattr("minibert.pairs._elsewhere", lambda places, wanted, room, generator: (0, wanted[2]))
-    true = draw_pairs(places, 5000, 64, 0.1, seeded(4))
+    true = draw(corpus, 5000, 64, 0.1, seeded(4))
     assert np.array_equal(drawn.is_random, true.is_random)
     agree = (drawn.a_length == true.a_length) & (drawn.b_length == true.b_length)
     assert agree[~drawn.is_random].all() and agree.mean() > 0.99
@@ -141,7 +146,7 @@ def test_a_stand_in_is_as_long_as_the_b_it_replaces(sizes, monkeypatch):
 def test_random_bs_come_from_everywhere():
     "Stand-ins of equal documents are spread evenly over all documents but A's."
     corpus = corpus_of([[4] * 10] * 50)
-    pairs = draw_pairs(_Places(corpus), 50_000, 24, 0.0, seeded(3))
+    pairs = draw(corpus, 50_000, 24, 0.0, seeded(3))
     distance = (pairs.b_start // 40 - pairs.a_start // 40)[pairs.is_random] % 50
     count = np.bincount(distance, minlength=50)
     assert (pairs.b_start % 40 > 0).all()  # no B opens a document, neither true nor random
@@ -151,8 +156,9 @@ def test_random_bs_come_from_everywhere():
 
 def test_positions_beyond_32_bits():
     corpus = corpus_of([[5, 2, 7, 4]] * 30)
-    far = SimpleNamespace(sentence_starts=corpus.sentence_starts + 2**40, document_starts=corpus.document_starts)
-    near, far = (draw_pairs(_Places(c), 500, 16, 0.1, seeded(0)) for c in (corpus, far))
+    far = SimpleNamespace(sentence_starts=corpus.sentence_starts + 2**40, document_starts=corpus.document_starts,
+                          info=corpus.info, vocab_size=corpus.vocab_size, ids=corpus.ids)
+    near, far = (draw(c, 500, 16, 0.1, seeded(0)) for c in (corpus, far))
     assert np.array_equal(near.a_start + 2**40, far.a_start) and np.array_equal(near.b_start + 2**40, far.b_start)
 
 
@@ -193,7 +199,7 @@ def test_a_memory_map_is_not_copied(tmp_path):
 
 def test_read_batch_without_masks():
     corpus = corpus_of([[2, 3], [3, 2]])
-    pairs = draw_pairs(_Places(corpus), 4, 16, 0.0, seeded(0))
+    pairs = draw(corpus, 4, 16, 0.0, seeded(0))
     lines = read_batch(collate(pairs, corpus.ids, TOKENIZER), TOKENIZER)
     assert len(lines) == 4 and all("(" not in line and " | " in line for line in lines)
     assert [line.startswith("random") for line in lines] == pairs.is_random.tolist()

@@ -105,6 +105,22 @@ def test_probe_finds_what_is_there_and_no_more():
     assert share[0].max() < 0.45 and share[:, 1].max() < 0.45
 
 
+def test_no_figure_of_damaged_weights(model, tokenizer, told, tmp_path):
+    broken = BertForPreTraining(model.config, seeded(1))
+    with torch.no_grad(): broken.bert.encoder.layers[0].feed_forward.up.weight[3, 2] = float("nan")
+    with pytest.raises(FloatingPointError, match="not finite numbers.*earlier checkpoint"):
+        extract(broken.bert, place_words(tag_stories(told[:2]).words, tokenizer, 64))
+    save_pretrained(broken, tokenizer, tmp_path / "run")
+    with pytest.raises(FloatingPointError, match="not finite"): run_probe(tmp_path / "run", seeds=1, count=100, least=1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_no_figure_of_a_probe_that_diverged(bad):
+    vectors, labels = torch.randn(1, 100, 6, generator=seeded(4)), torch.randint(4, (1, 100), generator=seeded(5))
+    vectors[0, 7, 2] = bad
+    with pytest.raises(FloatingPointError, match="standardise the vectors, or lower the rate"): fit_probes(vectors, labels, 4, least=2)
+
+
 def test_probe_is_a_function_of_its_seed():
     vectors, labels = torch.randn(1, 500, 6, generator=seeded(4)), torch.randint(4, (1, 500), generator=seeded(5))
     a, b, c = (fit_probes(vectors, labels, 4, seed=seed, least=3) for seed in (0, 0, 1))

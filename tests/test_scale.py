@@ -113,7 +113,7 @@ def dying(out): for_long(out, dies=True)
 if __name__ == "__main__": globals()[sys.argv[1]](Path(sys.argv[2]))
 
 
-# --- the tests ---
+# --- the tests (those that start two processes are for Linux and macOS) ---
 
 
 def start(launcher, scenario, out):
@@ -165,6 +165,7 @@ def by_two(tmp_path_factory, by_one):
     return folder, [json.loads((folder / f"told-{rank}.json").read_text()) for rank in (0, 1)], shown
 
 
+@pytest.mark.posix
 def test_two_processes_have_the_losses_of_one(by_one, by_two):
     _, model, lines = by_one
     told = by_two[1]
@@ -176,11 +177,12 @@ def test_two_processes_have_the_losses_of_one(by_one, by_two):
     assert all(line["grad_norm"] > CONFIG.max_grad_norm for line in lines)
 
 
+@pytest.mark.posix
 def test_checkpoint_and_metrics_of_two_are_those_of_one(by_one, by_two):
     for name in ("00000004", "00000008"):
         one, two = (latest_or(folder / "straight", name) for folder in (by_one[0], by_two[0]))
         assert one.keys() == two.keys() and apart_tensors(one, two) < 1e-9
-    one, two = ([json.loads(line) for line in open(folder / "straight/metrics.jsonl")] for folder in (by_one[0], by_two[0]))
+    one, two = ([json.loads(line) for line in open(folder / "straight/metrics.jsonl", encoding="utf8")] for folder in (by_one[0], by_two[0]))
     assert [line.keys() for line in one] == [line.keys() for line in two]
     assert apart([line["held_out_loss"] for line in one if "held_out_loss" in line],
                  [line["held_out_loss"] for line in two if "held_out_loss" in line]) < 1e-9
@@ -196,16 +198,18 @@ def latest_or(folder, name):
 def apart_tensors(a, b): return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
 
 
+@pytest.mark.posix
 def test_only_the_first_process_writes_logs_and_shows(by_two):
     folder, told, shown = by_two
     assert told[0]["calls"] == [1, 2, 4, 6, 8] and told[1]["calls"] == []
     for name in ("straight", "stopped", "by_one"):
-        steps = [json.loads(line)["step"] for line in open(folder / name / "metrics.jsonl")]
+        steps = [json.loads(line)["step"] for line in open(folder / name / "metrics.jsonl", encoding="utf8")]
         assert steps == sorted(set(steps))
         assert not list((folder / name).rglob(".*.tmp")) and not list(folder.glob(f"{name}/checkpoints/.*"))
     assert shown.count("0/8") == 1  # one bar
 
 
+@pytest.mark.posix
 def test_ctrl_c_in_any_process_stops_all_at_one_step(sampler, by_one, by_two):
     "Stopped with two, it is resumed with one."
     folder, told, _ = by_two
@@ -216,11 +220,13 @@ def test_ctrl_c_in_any_process_stops_all_at_one_step(sampler, by_one, by_two):
     assert apart(losses(lines), losses(by_one[2])) < 1e-9
 
 
+@pytest.mark.posix
 def test_stopped_with_one_resumed_with_two(by_one, by_two):
     for told in by_two[1]: assert apart(told["resumed"], losses(by_one[2])) < 1e-9
     assert latest_checkpoint(by_two[0] / "by_one")[1]["step"] == 8
 
 
+@pytest.mark.posix
 def test_loss_that_is_no_number_in_one_process_stops_all(by_two):
     folder, told, _ = by_two
     assert all(t["no_number"].startswith("FloatingPointError: Step 1 has a loss of nan") for t in told)
@@ -228,10 +234,12 @@ def test_loss_that_is_no_number_in_one_process_stops_all(by_two):
     assert "is kept in" in told[0]["no_number"] and "is kept in" not in told[1]["no_number"]
 
 
+@pytest.mark.posix
 def test_batch_with_too_few_pairs_is_refused_in_all(by_two):
     assert all("A batch of 13 pairs cannot be cut into 16 parts" in told["too_small"] for told in by_two[1])
 
 
+@pytest.mark.posix
 def test_dropout_with_two_is_repeatable_and_another_one_in_each(sampler, by_two):
     told = by_two[1]
     assert told[0]["noisy"] == told[1]["noisy"] and told[0]["noisy"][0] == told[0]["noisy"][1]
@@ -240,6 +248,7 @@ def test_dropout_with_two_is_repeatable_and_another_one_in_each(sampler, by_two)
     assert seeded(3, 5, 1).initial_seed() == seeded(3, 5, 1, 0).initial_seed() != seeded(3, 5, 1, 1).initial_seed()
 
 
+@pytest.mark.posix
 def test_nothing_keeps_the_group_and_its_threads_past_the_end(by_two):
     assert not any(told["group_left"] for told in by_two[1])
 
@@ -267,6 +276,7 @@ def test_shares_cover_the_batch_once(sampler):
     assert (gradient - model.nsp_head.weight.grad).abs().max() < 1e-12
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
 def test_fifty_steps_with_two_are_those_of_one(tmp_path, sampler, launcher):
@@ -280,6 +290,7 @@ def test_fifty_steps_with_two_are_those_of_one(tmp_path, sampler, launcher):
     assert difference < 1e-9
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_ctrl_c_on_the_launcher_saves_and_ends_all(tmp_path):
     process = start(TORCHRUN, "for_long", tmp_path / "run")
@@ -293,6 +304,7 @@ def test_ctrl_c_on_the_launcher_saves_and_ends_all(tmp_path):
     with only_run_in(tmp_path / "run"): pass
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_folder_in_use_ends_all_processes(tmp_path):
     with only_run_in(tmp_path / "run"):
@@ -301,6 +313,7 @@ def test_folder_in_use_ends_all_processes(tmp_path):
     assert process.returncode != 0 and "Another process is training in" in shown
 
 
+@pytest.mark.posix
 @pytest.mark.slow
 def test_process_that_dies_ends_the_others(tmp_path):
     process = start(TORCHRUN, "dying", tmp_path / "run")

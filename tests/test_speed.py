@@ -1,26 +1,29 @@
 """The race: turns, workers that fail, exact tricks over drawn shapes, the product of the other library."""
 import importlib.util
+import inspect
+import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from minibert import speed
 from minibert.config import BertConfig
 from minibert.corpus import Corpus, load_documents, seeded
 from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same, randomise_
 from minibert.speed import (
-    Peer, PlainForm, _own, bench, bench_table, draw_bench, fast_products, list_peers, profile_loop, synthetic_batch,
+    Peer, PlainForm, bench, bench_table, draw_bench, fast_products, list_peers, profile_loop, synthetic_batch,
     take_turns, useful_flops)
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, make_sampler, pretrain, resume
+from minibert.training import TrainingConfig, make_optimizers, make_sampler, pretrain, resume, train_step
 
 SMALL = BertConfig(101, 24, 2, 4, 37, max_position_embeddings=40)
 onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
@@ -58,8 +61,9 @@ def test_a_batch_is_like_a_samplers():
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("asked", [1, 4])
-def test_useful_work_is_what_pytorch_counts(rows, asked):
+def test_useful_work_is_what_pytorch_counts(rows, asked, monkeypatch):
     "No padding, each row asked equally often: then nothing that is computed is useless."
+    monkeypatch.setenv("MINIBERT_BFLOAT16", "1")  # the way of attention into which PyTorch's counter sees
     config = replace(SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batch = synthetic_batch(config, 0, rows, 16) | dict(attention_mask=torch.ones(rows, 16).long())
     batch["labels"] = batch["input_ids"].where((torch.arange(16) > 2) & (torch.arange(16) < 3 + asked), -100)
@@ -90,8 +94,8 @@ def test_products_are_the_same_to_rounding(shape, bias):
 @onednn
 def test_products_touch_nothing_else(monkeypatch):
     "Other types, small weights and autocast pass through; so does everything after the block."
-    x, w, used = torch.randn(7, 64), torch.randn(80, 64), []
-    monkeypatch.setattr(speed, "_product", lambda x, *more: used.append(x.dtype) or F.linear(x, *more))
+    x, w, used, to_mkldnn = torch.randn(7, 64), torch.randn(80, 64), [], torch.Tensor.to_mkldnn
+    monkeypatch.setattr(torch.Tensor, "to_mkldnn", lambda x, *more: used.append(x.dtype) or to_mkldnn(x, *more))
     with fast_products():
         F.linear(x, w)
         F.linear(x, weight=w, bias=None)
@@ -102,6 +106,29 @@ def test_products_touch_nothing_else(monkeypatch):
         with torch.autocast("cpu", torch.bfloat16): F.linear(x, w)
     F.linear(x, w)
     assert used == [torch.float32] * 2
+
+
+@onednn
+@pytest.mark.parametrize("strange", ["transposed", "every second row", "expanded gradient"])
+def test_products_of_any_layout(strange):
+    dice = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(*s, generator=dice) for s in ((18, 64), (80, 64)))
+    if strange == "transposed": x, w = x.t().contiguous().t(), w.t().contiguous().t()
+    if strange == "every second row": x = x[::2]
+
+    def run(kind):
+        parts = [t.to(kind).requires_grad_() for t in (x, w)]
+        y = F.linear(*parts)
+        g = torch.ones((), dtype=kind).expand_as(y) if strange == "expanded gradient" else y.detach()
+        return [t.float() for t in (y.detach(), *torch.autograd.grad(y, parts, g))]
+
+    exact = run(torch.float64)
+    with fast_products(): assert_same(run(torch.float32), exact, tol=1e-3)
+
+
+def test_the_package_calls_no_private_operator():
+    source = Path(inspect.getsourcefile(fast_products)).read_text(encoding="utf8")
+    assert not re.search(r"torch\.(ops\.|_[a-z])", source)
 
 
 @onednn
@@ -163,11 +190,97 @@ def test_a_worker_that_dies_is_named():
 def _die(pipe, *_): os._exit(9)
 
 
+def whole_steps(config, batch):
+    "A loop of training steps, as `profile_loop` wants it."
+    model, training = BertForPreTraining(config).train(), TrainingConfig(optimizer="muon")
+    optimizers = make_optimizers(model, training)
+
+    def loop(done):
+        train_step(model, optimizers, batch, 0, training)
+        while done(): train_step(model, optimizers, batch, 0, training)
+    return loop
+
+
 def test_profile_finds_the_parts():
     config = replace(SMALL, hidden_dropout_prob=0.0)
-    parts = profile_loop(_own(list_peers()["muon"], config, [synthetic_batch(config, 0, 2, 12)]), repeats=2)
-    assert {"update", "products", "GELU", "LayerNorm"} <= parts.keys()
+    parts = profile_loop(whole_steps(config, synthetic_batch(config, 0, 2, 12)), repeats=2)
+    assert {"update", "products", "GELU", "LayerNorm", "loss"} <= parts.keys()
     assert list(parts.values()) == sorted(parts.values(), reverse=True)
+
+
+def repeated(work):
+    "A loop that does one thing again and again."
+    def loop(done):
+        work()
+        while done(): work()
+    return loop
+
+
+def test_layer_norms_backward_is_no_update():
+    norm, x = torch.nn.LayerNorm(64), torch.randn(512, 64)
+    parts = profile_loop(repeated(lambda: norm(x).square().mean().backward()), repeats=2)
+    assert "LayerNorm" in parts and "update" not in parts
+
+
+def test_clipping_is_update():
+    weight = torch.nn.Parameter(torch.ones(9, 9))
+    weight.grad = torch.ones(9, 9)
+    parts = profile_loop(repeated(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0)), repeats=2)
+    assert "update" in parts and "LayerNorm" not in parts
+
+
+def test_a_loss_of_its_own_is_loss():
+    "What happens inside an autograd function that is named a loss belongs to the loss, backward too."
+    class OwnLoss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return (x * x * x).sum()
+
+        @staticmethod
+        def backward(ctx, up): return 3 * ctx.saved_tensors[0] ** 2 * up
+
+    x = torch.randn(300, 300, requires_grad=True)
+    parts = profile_loop(repeated(lambda: OwnLoss.apply(x).backward()), repeats=2)
+    assert parts["loss"] > 0.8 * sum(parts.values()), parts
+
+
+def names_raced(monkeypatch, answer, size="tiny"):
+    "The peers that `bench` lets race, and its file's word about the machine, where the switch says so."
+    monkeypatch.setenv("MINIBERT_BFLOAT16", answer)
+    raced = {}
+
+    def no_race(peers, *_, **__):
+        raced.update(peers)
+        return {name: [1.0, 1.0, 1.0] for name in peers}, dict.fromkeys(peers, 1.0)
+
+    scope = bench.__globals__
+    monkeypatch.setitem(scope, "take_turns", no_race)
+    monkeypatch.setitem(scope, "_profiles", lambda *_: {})
+    result = bench(((size, 300),), rounds=1, batch_size=2, length=16, threads=1)
+    return raced, result["machine"]["fast_bfloat16"]
+
+
+def test_without_fast_bfloat16_the_default_is_raced_in_float32(monkeypatch):
+    able, told = names_raced(monkeypatch, "1")
+    assert told is True and able["muon"].precision == able["bfloat16"].precision == "bfloat16"
+    unable, told = names_raced(monkeypatch, "0")
+    assert told is False and able.keys() - unable.keys() == {"bfloat16", "gemm bfloat16"}
+    assert {peer.precision for peer in unable.values()} == {"float32"} and unable["muon"].optimizer == "muon"
+
+
+def test_small_is_raced_everywhere(monkeypatch):
+    for answer in "01": assert names_raced(monkeypatch, answer, "small")[0].keys() == {"equal", "dropout", "onednn", "gemm", "gemm onednn"}
+
+
+def test_rows_of_the_picture_compare_as_their_milliseconds_do():
+    measured = json.loads((Path(__file__).resolve().parents[1] / "benchmarks/results/speed.json").read_text())
+    picture = draw_bench(measured).axes[0].images[0].get_array()
+    cases = [case["peers"] for case in measured["cases"] if "hf" in case["peers"]]
+    names = [name for name, peer in cases[0].items() if peer["kind"] in ("own", "trainer")]
+    for column, peers in enumerate(cases):
+        quickest_first = sorted(names, key=lambda name: peers[name]["median_ms"])
+        assert [names[k] for k in (-picture[:, column]).argsort()] == quickest_first
 
 
 def test_speed_loads_no_reference_library():

@@ -11,9 +11,9 @@ from minibert.config import BertConfig
 from minibert.corpus import Corpus, load_documents, seeded
 from minibert.evaluation import unigram_baseline
 from minibert.heads import BertForPreTraining
-from minibert.pairs import _Places, draw_pairs
+from minibert.pairs import PairSampler
 from minibert.parity import assert_same, randomise_, reference_batch
-from minibert.tokenizer import WordPieceTokenizer
+from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 from minibert.training import TrainingConfig, forward_backward, make_optimizers, make_sampler, pretrain, train_step
 
 SMALL = BertConfig(vocab_size=41, hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=19)
@@ -51,15 +51,16 @@ def test_the_tolerance_is_absolute():
     with pytest.raises(AssertionError, match=r"a difference of 0\.0001 at \(0,\)"): assert_same(off, large)
 
 
-def places(documents, sentences, tokens):
-    "A corpus of equal documents of equal sentences."
+def drawn(documents, sentences, tokens, count, length, short):
+    "Pairs from a corpus of equal documents of equal sentences."
     starts = np.arange(documents * sentences + 1) * tokens, np.arange(documents + 1) * sentences
-    return _Places(Corpus(np.zeros(starts[0][-1], np.uint16), *starts, dict(vocab_size=5, vocabulary="")))
+    corpus = Corpus(np.zeros(starts[0][-1], np.uint16), *starts, dict(vocab_size=5, vocabulary=""))
+    return PairSampler(corpus, WordPieceTokenizer(SPECIALS), length, short=short).draw(count, seeded(0))
 
 
 def test_what_is_too_long_loses_from_both_ends_alike():
     "A and B of 50 tokens in 27 places: 36 and 37 tokens go, each from the front or the back by lot."
-    pairs = draw_pairs(places(100, 2, 50), 10_000, 30, 0.0, seeded(0))
+    pairs = drawn(100, 2, 50, count=10_000, length=30, short=0.0)
     assert set(pairs.a_length) == {14} and set(pairs.b_length) == {13}
     for starts, gone in ((pairs.a_start % 50, 36), (pairs.b_start % 50, 37)):
         assert abs(starts.mean() - gone / 2) < 5 * (gone / 4 / 10_000) ** 0.5
@@ -69,7 +70,7 @@ def test_what_is_too_long_loses_from_both_ends_alike():
 @pytest.mark.parametrize("short", [0.0, 0.1, 1.0])
 def test_share_of_short_pairs(short):
     "Of sentences of one token every target can be met: the whole room, or by lot any length from 2 on."
-    pairs = draw_pairs(places(20, 200, 1), 20_000, 64, short, seeded(0))
+    pairs = drawn(20, 200, 1, count=20_000, length=64, short=short)
     tokens = pairs.a_length + pairs.b_length
     share = short * 59 / 60
     assert abs((tokens < 61).mean() - share) <= 5 * (share * (1 - share) / 20_000) ** 0.5

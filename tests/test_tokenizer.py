@@ -34,6 +34,9 @@ HOSTILE = st.one_of(st.text("".join(POOLS), max_size=24), *(st.text(pool, max_si
 STRING = st.lists(st.one_of(HOSTILE, st.text(max_size=12), st.sampled_from(SPECIAL_TEXTS)), max_size=3).map("".join)
 
 
+DECODER = decoders.WordPiece(prefix="##", cleanup=True)  # as transformers gives every BERT
+
+
 @lru_cache
 def bert_vocab(folder):
     return (folder / "bert-base-uncased" / "vocab.txt").read_text(encoding="utf8").split("\n")[:-1]
@@ -64,8 +67,7 @@ def check_same(ours, theirs, text, pair=None):
         ids = other.ids[1:-1]
         assert ours.tokenize(text) == other.tokens[1:-1]
         assert [k for k, _ in place_pieces(text, ours)] == ids
-        clean = " ".join(ours.clean(text).split())
-        if not set(ids) & set(ours.special_ids): assert ours.decode(ids) == clean
+        assert ours.decode(ids, skip_special_tokens=False) == DECODER.decode(other.tokens[1:-1])
 
 
 def check_truncated(ours, theirs, text, pair, length):
@@ -215,16 +217,42 @@ def test_padding_and_batches():
         assert (batch["input_ids"][row, n:] == tokenizer.pad_id).all()
     full = tokenizer.encode_batch([A], max_length=20, padding="max_length")
     assert len(full["input_ids"][0]) == 20
-    assert [len(r) for r in tokenizer.encode_batch([A, (A, B)], padding=False)["input_ids"]] == [8, 16]
+    lengths = lambda padding: [len(r) for r in tokenizer.encode_batch([A, (A, B)], max_length=20, padding=padding)["input_ids"]]
+    assert lengths(False) == lengths("do_not_pad") == [8, 16]
+    assert lengths(True) == lengths("longest") == [16, 16] and lengths("max_length") == [20, 20]
 
 
 def test_decode_equals_theirs():
-    tokenizer = WordPieceTokenizer([*SPECIALS, "a", "##b", "c", "."])
-    theirs = decoders.WordPiece(prefix="##", cleanup=False)
-    for ids in ([5, 6, 7, 8], [6, 5, 6, 6], [7], []):
-        assert tokenizer.decode(ids) == theirs.decode([tokenizer.pieces[k] for k in ids])
+    tokenizer = WordPieceTokenizer([*SPECIALS, "a", "##b", "c", ".", "##.", "'s", "n't", "##'re", "'", "?!", "##?"])
+    for ids in ([5, 6, 7, 8], [6, 5, 6, 6], [7], [], [8, 5, 9, 8, 8], [5, 10, 5, 11, 12, 13, 5, 13, 14, 15, 10]):
+        assert tokenizer.decode(ids) == DECODER.decode([tokenizer.pieces[k] for k in ids])
     assert tokenizer.decode([2, 5, 6, 3]) == "ab"
     assert tokenizer.decode([2, 5, 3], skip_special_tokens=False) == "[CLS] a [SEP]"
+
+
+@pytest.fixture(scope="module")
+def rows(wikitext):
+    "Real rows, and what real text has too little of."
+    return [*wikitext["validation"][::4], "It's what they've said: \"Don't!\" I'm sure, aren't you?", "n't 've ' s ' ... ?!", "do not", *POOLS]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_decode_equals_that_of_the_saved_folder(own, tokenizers, rows, tmp_path):
+    "With the clean-up of spaces, without it, and as the folder itself says."
+    ours = WordPieceTokenizer(tokenizers["uncased"][0].vocab, clean_up_tokenization_spaces=own)
+    ours.save_pretrained(tmp_path)
+    theirs, again = hf.AutoTokenizer.from_pretrained(tmp_path), WordPieceTokenizer.from_pretrained(tmp_path)
+    changed = 0
+    for text in rows:
+        ids = ours.encode(text, truncation=False)["input_ids"]
+        for clean_up in (None, False, True):
+            for skip in (True, False):
+                expected = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=clean_up)
+                for mine in (ours, again):
+                    assert mine.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=clean_up) == expected
+        assert ours.ids(ours.decode(ids[1:-1], clean_up_tokenization_spaces=False)) == ids[1:-1] or ours.unk_id in ids
+        changed += ours.decode(ids) != " ".join(ours.decode([k]) for k in ids)
+    assert changed > 0.1 * len(rows)
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -250,6 +278,97 @@ def test_tokenizer_json_is_what_tokenizers_writes(tmp_path):
     ours, theirs = (json.loads((tmp_path / name).read_text(encoding="utf8")) for name in ("tokenizer.json", "theirs.json"))
     ours.pop("post_processor"), theirs.pop("post_processor")  # a template, as transformers writes it; theirs is fixed
     assert ours == theirs
+
+
+ENT = dict(content="[ENT]", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
+
+
+def with_file(folder, name, change):
+    "A saved tokenizer whose file `name` was changed by hand."
+    WordPieceTokenizer([*SPECIALS, "a", "b", "mask", "[", "]", "ent"]).save_pretrained(folder)
+    path = folder / name
+    content = json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf8")
+    return folder
+
+
+ADDED = {  # a file, what it gets, a word of the refusal
+    "added_tokens": ("tokenizer.json", lambda c: c["added_tokens"].append(dict(ENT, id=11)), "[ENT]"),
+    "added_tokens_decoder": ("tokenizer_config.json", lambda c: c.update(added_tokens_decoder={"11": ENT}), "[ENT]"),
+    "additional_special_tokens": ("tokenizer_config.json", lambda c: c.update(additional_special_tokens=["[ENT]"]), "[ENT]"),
+    "as dictionaries": ("tokenizer_config.json", lambda c: c.update(additional_special_tokens=[dict(ENT, __type="AddedToken")]), "[ENT]"),
+    "extra_special_tokens": ("tokenizer_config.json", lambda c: c.update(extra_special_tokens={"entity_token": "[ENT]"}), "[ENT]"),
+    "model_specific": ("tokenizer_config.json", lambda c: c.update(entity_token="[ENT]"), "[ENT]"),
+    "in the map": ("special_tokens_map.json", lambda c: c.update(additional_special_tokens=["[ENT]"]), "[ENT]"),
+    "added_tokens.json": ("added_tokens.json", lambda c: c.update({"[ENT]": 11}), "[ENT]"),
+    "another mask_token": ("tokenizer_config.json", lambda c: c.update(mask_token="[ENT]"), "mask_token is '[ENT]'"),
+    "another in the map": ("special_tokens_map.json", lambda c: c.update(mask_token=ENT), "mask_token is"),
+    "the [SEP] as mask_token": ("tokenizer_config.json", lambda c: c.update(mask_token="[SEP]"), "mask_token is '[SEP]'"),
+    "no mask_token": ("tokenizer_config.json", lambda c: c.update(mask_token=None), "mask_token is None"),
+    "bos_token": ("tokenizer_config.json", lambda c: c.update(bos_token="<s>"), "'<s>'"),
+    "a lowered [MASK]": ("tokenizer.json", lambda c: c["added_tokens"][4].update(normalized=True), "normalized"),
+    "a [MASK] alone": ("tokenizer.json", lambda c: c["added_tokens"][4].update(single_word=True), "single_word"),
+    "specials split": ("tokenizer_config.json", lambda c: c.update(split_special_tokens=True), "split_special_tokens True"),
+    "padding before": ("tokenizer_config.json", lambda c: c.update(padding_side="left"), "padding_side 'left'"),
+    "another cleaning": ("tokenizer.json", lambda c: c.update(normalizer={"type": "NFKC"}), "NFKC"),
+    "no cleaning": ("tokenizer.json", lambda c: c["normalizer"].update(clean_text=False), "clean_text"),
+    "another splitting": ("tokenizer.json", lambda c: c.update(pre_tokenizer={"type": "Whitespace"}), "Whitespace"),
+    "longer words": ("tokenizer.json", lambda c: c["model"].update(max_input_chars_per_word=200), "200"),
+    "Japanese": ("tokenizer_config.json", lambda c: c.update(tokenizer_class="BertJapaneseTokenizer"), "BertJapaneseTokenizer"),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_what_would_change_ids_is_refused(name, tmp_path):
+    file, change, said = ADDED[name]
+    refused(ValueError, said, WordPieceTokenizer.from_pretrained, with_file(tmp_path, file, change))
+
+
+def test_files_that_are_no_json_are_refused(tmp_path):
+    WordPieceTokenizer([*SPECIALS, "a"]).save_pretrained(tmp_path)
+    for text in ('{"model": ', "[1]", ""):
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        refused(ValueError, "no whole JSON object", WordPieceTokenizer.from_pretrained, tmp_path)
+
+
+PLAIN = {  # what folders of BERT hold, and what changes nothing
+    "the five in all files": ("added_tokens.json", lambda c: c.update({"[MASK]": 4, "[PAD]": 0})),
+    "the five with flags": ("special_tokens_map.json", lambda c: c.update(mask_token=dict(ENT, content="[MASK]"), cls_token="[CLS]")),
+    "the slow form": ("tokenizer_config.json", lambda c: c.update(added_tokens_decoder={"4": dict(ENT, content="[MASK]")}, additional_special_tokens=[])),
+    "nothing more": ("tokenizer_config.json", lambda c: c.update(extra_special_tokens=None, add_bos_token=False, never_split=None, bos_token=None)),
+    "an end of BERT's": ("tokenizer_config.json", lambda c: c.update(eos_token="[SEP]")),
+    "the fast class": ("tokenizer_config.json", lambda c: c.update(tokenizer_class="BertTokenizerFast")),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_folders_open_as_in_transformers(name, tmp_path):
+    folder = with_file(tmp_path, *PLAIN[name])
+    ours, theirs = WordPieceTokenizer.from_pretrained(folder), hf.AutoTokenizer.from_pretrained(folder)
+    for text in ("a[MASK]b [CLS] [ENT]", "[mask] B"): assert ours.encode(text)["input_ids"] == theirs(text)["input_ids"]
+
+
+def test_the_config_has_the_last_word(tmp_path):
+    "As in transformers, where the two files say different things."
+    def disagree(config): config.update(do_lower_case=False, strip_accents=False, tokenize_chinese_chars=False)
+    folder = with_file(tmp_path, "tokenizer_config.json", disagree)
+    ours, theirs = WordPieceTokenizer.from_pretrained(folder), hf.AutoTokenizer.from_pretrained(folder)
+    assert ours.clean.options == dict(lowercase=False, strip_accents=False, handle_chinese_chars=False)
+    for text in ("a A", "b\u6771a", "\u00e0"): assert ours.encode(text)["input_ids"] == theirs(text)["input_ids"]
+    assert ours.tokenize("a A") == ["a", "[UNK]"]
+
+
+def test_fingerprint_is_of_all_that_changes_ids(tmp_path):
+    pieces = [*SPECIALS, "a", "##b", "A"]
+    make = lambda **rules: WordPieceTokenizer(pieces, **rules).fingerprint
+    same = make()
+    other = [make(lowercase=False), make(strip_accents=False), make(tokenize_chinese_chars=False), make(lowercase=False, strip_accents=True),
+             WordPieceTokenizer([*pieces[:-2], "A", "##b"]).fingerprint, WordPieceTokenizer([*pieces, "c"]).fingerprint]
+    assert len({same, *other}) == 7
+    assert same == make(strip_accents=True) == make(max_length=9, cache_size=0, clean_up_tokenization_spaces=True)
+    WordPieceTokenizer(pieces).save_pretrained(tmp_path)
+    assert same == WordPieceTokenizer.from_pretrained(tmp_path).fingerprint == pickle.loads(pickle.dumps(WordPieceTokenizer(pieces))).fingerprint
 
 
 def test_vocab_alone_and_json_alone(tmp_path):
@@ -283,6 +402,13 @@ def test_refusals(tmp_path):
     refused(ValueError, "batch", t.encode_batch, [])
     refused(ValueError, "batch", t.encode_batch, [("a", "b", "a")])
     refused(ValueError, "several lengths", t.encode_batch, ["a", "a b"], padding=False, return_tensors="pt")
+    for word in ("yes", "no", "", None, "max-length"): refused(ValueError, "no padding", t.encode_batch, ["a"], padding=word)
+    refused(TypeError, "one text", t.encode_batch, "hello")
+    refused(TypeError, "one text", t.encode_batch, b"hello")
+    refused(TypeError, "reads one text", t.encode, ["a", "b"])
+    refused(TypeError, "reads one text", t.encode, ("a", "b"))
+    refused(TypeError, "reads str", t.encode, {"a": 1})
+    refused(TypeError, "reads str", t.encode_batch, [{"a": 1}])
     refused(ValueError, "return_tensors", t.encode_batch, ["a"], return_tensors="tf")
     refused(ValueError, "not all in", t.decode, [99])
     refused(ValueError, "has no room", WordPieceTokenizer.train, ["some text"], 10)

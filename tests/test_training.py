@@ -1,12 +1,18 @@
 """The loop against a plain one around Hugging Face's model; nothing lost, whatever happens."""
 import json
+import math
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
+from itertools import count
 from unittest.mock import patch
 
 import pytest
@@ -18,8 +24,8 @@ from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import (
-    INPUTS, BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, latest_checkpoint, make_optimizers,
-    make_sampler, only_run_in, optimizer_tensors, own_device, parameter_groups, pretrain, restore_optimizers_, resume,
+    INPUTS, BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, forward_backward, latest_checkpoint,
+    list_checkpoints, make_optimizers, make_sampler, only_run_in, optimizer_tensors, own_device, parameter_groups, pretrain, restore_optimizers_, resume,
     save_checkpoint, schedule_at, to_tensorboard, train_step)
 
 CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
@@ -108,16 +114,125 @@ def muon_path(kind, shapes, steps=4, missing=(), dtype=torch.float64):
 @pytest.mark.parametrize("shapes", [[(6, 6)], [(6, 9), (9, 6)], [(1, 5), (5, 1), (5, 5), (9, 6), (6, 9), (5, 5)]], ids=str)
 @pytest.mark.parametrize("missing", [(), (0,)])
 def test_batched_muon_is_torchs(shapes, missing):
-    "In float64 all the way (both round to bfloat16 otherwise) the two agree to the last digits."
+    "In float64 all the way (PyTorch's rounds to bfloat16 otherwise) the two agree to the last digits."
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
         ours, theirs = (muon_path(kind, shapes, missing=missing)[0] for kind in (BatchedMuon, torch.optim.Muon))
     assert assert_same(ours, theirs, tol=1e-11) < 1e-11
 
 
 def test_batched_muon_is_torchs_in_bfloat16_too():
-    ours, theirs = (muon_path(kind, [(32, 32), (64, 32), (32, 64), (32, 32)], dtype=torch.float32)[0]
-                    for kind in (BatchedMuon, torch.optim.Muon))
+    shapes = [(32, 32), (64, 32), (32, 64), (32, 32)]
+    half = partial(BatchedMuon, precision="bfloat16")
+    ours, theirs, full = (muon_path(kind, shapes, dtype=torch.float32)[0] for kind in (half, torch.optim.Muon, BatchedMuon))
     assert assert_same(ours, theirs, tol=5e-3) < 5e-3  # four steps of 0.02, three digits each
+    assert not all(torch.equal(a, b) for a, b in zip(ours, full))
+
+
+def test_muon_rounds_to_bfloat16_only_where_it_is_asked_to(small):
+    "What a float32 run computes in bfloat16 takes ninety times as long where the processor lacks the instructions."
+    model, cast = fresh(small), []
+    plain = torch.Tensor.to
+    def to(self, *args, **kwargs):
+        if torch.bfloat16 in args: cast.append(self.shape)
+        return plain(self, *args, **kwargs)
+    for precision in ("float32", "bfloat16"):
+        muon, _ = make_optimizers(model, replace(CONFIG, precision=precision))
+        for p in model.parameters(): p.grad = torch.ones_like(p)
+        with patch.object(torch.Tensor, "to", to), patch.object(torch.Tensor, "bfloat16", lambda x: to(x, torch.bfloat16)): muon.step()
+        assert bool(cast) == (precision == "bfloat16")
+
+
+@pytest.mark.parametrize("wrong", [
+    dict(optimizer="sgd"), dict(precision="bf16"), dict(precision="auto"), dict(schedule="cosine"), dict(steps=2.5), dict(steps=True),
+    dict(learning_rate=float("inf")), dict(learning_rate=float("nan")), dict(checkpoint_minutes=float("nan")), dict(seed=-1), dict(seed=0.5),
+    dict(whole_words="no"), dict(warmup=-0.1), dict(weight_decay=float("inf")), dict(steps="10"), dict(max_grad_norm=0), dict(steps=0)],
+    ids=str)
+def test_a_config_that_describes_no_run_is_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))): TrainingConfig(**wrong)
+
+
+class Some:
+    "Batches of a sampler without some of their names."
+
+    def __init__(self, sampler, *without): self.sampler, self.corpus, self.without = sampler, sampler.corpus, without
+    def batch(self, step, n): return {k: v for k, v in self.sampler.batch(step, n).items() if k not in self.without}
+
+
+@pytest.mark.parametrize("without,kept", [("next_sentence_label", "mlm_loss"), ("labels", "nsp_loss")])
+def test_one_objective_alone_trains_and_resumes(texts, small, tmp_path, without, kept):
+    sampler, config = Some(make_sampler(*texts, CONFIG), without), replace(CONFIG, accumulate=2, checkpoint_steps=5)
+    lines = pretrain(model := fresh(small), sampler, config, tmp_path, progress=False)
+    assert all(line["loss"] == line[kept] for line in lines)
+    assert {"mlm_loss", "nsp_loss"} & lines[0].keys() == {kept} and lines[-1]["loss"] < lines[0]["loss"] + 1
+    for name in ("checkpoints/00000010",): shutil.rmtree(tmp_path / name)
+    again, after = resume(tmp_path, sampler, progress=False)
+    assert equal(model, again) and after == lines
+    with pytest.raises(ValueError, match="neither labels nor next_sentence_label"):
+        train_step(model, make_optimizers(model, config), Some(sampler, "labels", "next_sentence_label").batch(0, 4), 0, config)
+
+
+def test_parts_without_a_predicted_token_count_as_nothing(texts, small):
+    still = replace(small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    whole, parts = fresh(still).double(), fresh(still).double()
+    batch = {name: values.clone() for name, values in make_sampler(*texts, CONFIG).batch(0, 4).items() if name in INPUTS}
+    batch["labels"][1:] = -100
+    whole(**batch).loss.backward()
+    losses = forward_backward(parts, batch, replace(CONFIG, accumulate=4))
+    assert all(math.isfinite(value) for value in losses.values())
+    for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
+
+
+def test_a_request_for_slow_bfloat16_is_warned_of(texts, small, monkeypatch):
+    sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, steps=1)
+    monkeypatch.setenv("MINIBERT_BFLOAT16", "0")
+    with pytest.warns(UserWarning, match="float32 trains faster here"):
+        pretrain(fresh(small), sampler, replace(config, precision="bfloat16"), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pretrain(fresh(small), sampler, config, progress=False)
+
+
+def test_the_loop_leaves_the_process_as_it_was(texts, small, monkeypatch):
+    "glibc's settings and the signal handlers are the host's; the frozen part of a model is its owner's."
+    def refuse(): raise AssertionError("the loop changed how this process keeps memory")
+    monkeypatch.setattr("minibert.training.keep_freed_memory", refuse)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    model, modes = fresh(small), []
+
+    def freeze(history):
+        if len(history) == 1: model.bert.eval()
+        modes.append((model.training, model.bert.training))
+    def measure(model): return {"held_out_loss": model.eval().nsp_head.weight.sum().item()}
+    pretrain(model, make_sampler(*texts, CONFIG), CONFIG, on_log=freeze, measure=measure, progress=False)
+    assert set(modes) == {(True, False)}
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_a_copy_beside_the_checkpoints_stays(texts, small, tmp_path, number):
+    sampler = make_sampler(*texts, CONFIG)
+    straight = fresh(small)
+    lines = pretrain(straight, sampler, CONFIG, progress=False)
+
+    def stop(history):
+        if history[-1]["step"] == 4: signal.raise_signal(number)
+    with pytest.raises(KeyboardInterrupt, match="Stopped after step 4 of 10: saved in"):
+        pretrain(fresh(small), sampler, CONFIG, tmp_path, on_log=stop, progress=False)
+    copy = tmp_path / "checkpoints/00000001-my-best"
+    shutil.copytree(latest_checkpoint(tmp_path)[0], copy)
+    before = latest_checkpoint(tmp_path)[1]["seconds"]
+    model, again = resume(tmp_path, sampler, progress=False)
+    assert equal(straight, model) and again == lines and copy.is_dir()
+    assert list_checkpoints(tmp_path) == [tmp_path / "checkpoints" / name for name in ("00000009", "00000010")]
+    assert latest_checkpoint(tmp_path)[1]["seconds"] > before > 0
+
+
+def test_the_bar_says_how_long_a_slow_machine_takes(texts, small, capsys, monkeypatch):
+    clock = count(0, 40)
+    monkeypatch.setattr("tqdm.std.time", lambda: float(next(clock)))  # forty seconds a look
+    pretrain(fresh(small), make_sampler(*texts, CONFIG), CONFIG)
+    said = capsys.readouterr().err
+    assert re.search(r"about \d+ min here", said) and "mlm=" in said
 
 
 def test_memory_of_either_muon_serves_the_other():
@@ -237,6 +352,9 @@ def measure_by(losses):
     return measure
 
 
+def but_for_time(found): return {name: value for name, value in found[1].items() if name != "seconds"}
+
+
 def names(folder): return sorted(path.name for path in folder.glob("checkpoints/*"))
 
 
@@ -272,12 +390,12 @@ def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp
         if history[-1]["step"] == 8: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="Stopped after step 8 of 10"):
         pretrain(fresh(small), sampler, config, tmp_path / "b", measure=stopping, on_log=stop, progress=False)
-    assert len(calls) == 2 and latest_checkpoint(tmp_path / "b")[1] | {"sha256": 0, "about": 0} == dict(
+    assert len(calls) == 2 and but_for_time(latest_checkpoint(tmp_path / "b")) | {"sha256": 0, "about": 0} == dict(
         step=8, sha256=0, about=0, measured={})
     model, again = resume(tmp_path / "b", sampler, measure=stopping, progress=False)
     assert equal(straight, model) and again == lines and len(calls) == 4
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
-    assert best_checkpoint(tmp_path / "a")[1] == best_checkpoint(tmp_path / "b")[1]
+    assert but_for_time(best_checkpoint(tmp_path / "a")) == but_for_time(best_checkpoint(tmp_path / "b"))
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
@@ -354,7 +472,7 @@ def assert_equal_runs(a, b):
     assert (a / "metrics.jsonl").read_bytes() == (b / "metrics.jsonl").read_bytes()
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (a / "checkpoints/00000060" / name).read_bytes() == (b / "checkpoints/00000060" / name).read_bytes()
-    assert names(a) == names(b) and best_checkpoint(a)[1] == best_checkpoint(b)[1]
+    assert names(a) == names(b) and but_for_time(best_checkpoint(a)) == but_for_time(best_checkpoint(b))
 
 
 def test_killed_three_times_nothing_is_lost(tmp_path, never_stopped):

@@ -1,4 +1,5 @@
 """Checkpoints both ways: what real files hold, what is refused, and that transformers opens what we write."""
+import errno
 import json
 import os
 import pickle
@@ -588,3 +589,104 @@ def test_compare_without_transformers(folder, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", absent)
     refused(compare_with_hf, folder, error=ImportError, says=["pip install transformers"])
     shutil.rmtree(folder)
+
+
+# --- the tokenizers are compared too ---
+
+
+def test_tokenizers_that_differ_are_no_agreement(theirs, tokenizer, tmp_path, monkeypatch):
+    "The same weights, but the text is cut differently: `agree` would be a lie."
+    save_pretrained(from_hf(theirs), tokenizer, tmp_path)
+    assert compare_with_hf(tmp_path)["ids"] is None
+    cased = type(tokenizer)(tokenizer.pieces, lowercase=False)
+    monkeypatch.setattr(type(tokenizer), "from_pretrained", lambda folder: cased)
+    result = compare_with_hf(tmp_path, ["anna lost it .", "Anna lost it ."], out=tmp_path / "out")
+    assert not result["same"] and result["largest"]["float32"] < 1e-5
+    assert result["ids"] == dict(text="Anna lost it .", ours=cased.encode("Anna lost it .")["input_ids"], theirs=tokenizer.encode("Anna lost it .")["input_ids"])
+    assert "DIFFER" in result["verdict"] and "'Anna lost it .' otherwise" in comparison_table(result)
+    assert json.loads((tmp_path / "out/parity.json").read_text()) == result
+
+
+@pytest.mark.parametrize("name, content", [
+    ("added_tokens.json", {"[ENT]": len(WORDS)}), ("special_tokens_map.json", {"additional_special_tokens": ["[ENT]"]}),
+    ("tokenizer_config.json", {"mask_token": "[ENT]"})])
+def test_added_tokens_are_no_agreement(theirs, tokenizer, tmp_path, name, content):
+    save_pretrained(from_hf(theirs), tokenizer, tmp_path)
+    path = tmp_path / name
+    old = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(old | content))
+    refused(compare_with_hf, tmp_path, says=["[ENT]"])
+
+
+def test_files_of_added_tokens_are_fetched(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns, **where: asked.extend(allow_patterns) or str(folder))
+    load_pretrained("someone/model")
+    assert {"added_tokens.json", "special_tokens_map.json"} <= set(asked)
+
+
+def test_a_text_as_long_as_the_model_is_wide(tokenizer, tmp_path, monkeypatch):
+    "The pooler's row of D values is not one of S positions, whatever S is."
+    save_pretrained(randomise_(BertForPreTraining(CONFIG)), tokenizer, tmp_path)
+    def other(folder):
+        model = load_pretrained(folder)
+        with torch.no_grad(): model.bert.pooler.bias[-1] += 0.5
+        return model
+    monkeypatch.setitem(compare_with_hf.__globals__, "load_pretrained", other)
+    texts = ["anna " * (CONFIG.hidden_size - 2), "anna"]
+    pooler = compare_with_hf(tmp_path, texts)["parts"]["pooler"]["float32"]
+    batch = tokenizer.encode_batch(texts, return_tensors="pt")
+    assert batch["input_ids"].shape[1] == CONFIG.hidden_size
+    with torch.no_grad():
+        a, b = (model.bert.pooler(model.bert(**batch).last_hidden_state[:, 0]).tanh() for model in (load_pretrained(tmp_path), other(tmp_path)))
+    assert abs(pooler["mean"] - (a - b).abs().mean().item()) < 1e-6 < 1e-4 < pooler["largest"], "over all D values of both texts"
+
+
+# --- weights that are no numbers ---
+
+
+HARMED = ["bert.embeddings.word_embeddings.weight", "bert.encoder.layers.1.feed_forward.up.bias", "bert.pooler.weight", "mlm_head.bias", "nsp_head.weight"]
+
+
+@pytest.mark.parametrize("harm", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", HARMED)
+def test_weights_that_are_no_numbers_give_no_answer(tokenizer, tmp_path, name, harm):
+    model = randomise_(BertForPreTraining(CONFIG))
+    with torch.no_grad(): model.get_parameter(name).view(-1)[-1] = harm
+    save_pretrained(model, tokenizer, tmp_path)
+    ill = load_pretrained(tmp_path)
+    refused(fill_mask, ill, tokenizer, "anna [MASK] .", says=[name, "NaN or infinite", "earlier checkpoint"])
+    refused(next_sentence, ill, tokenizer, "anna .", "she .", says=[name, "NaN or infinite"])
+
+
+def test_an_answer_that_overflows_is_refused(tokenizer):
+    model = randomise_(BertForPreTraining(CONFIG))
+    with torch.no_grad():
+        model.mlm_head.norm.weight.fill_(6e4); model.bert.pooler.weight.fill_(6e4); model.nsp_head.weight.mul_(6e4)
+    fill_mask(model, tokenizer, "anna [MASK] .")
+    half = model.half()
+    refused(fill_mask, half, tokenizer, "anna [MASK] .", says=["no finite number", "float16", "model.float()"])
+
+
+def test_nan_on_both_sides_is_no_agreement(theirs, tokenizer, tmp_path):
+    "NaN is larger than nothing: the largest of several differences must not lose it."
+    ours = from_hf(theirs)
+    with torch.no_grad(): ours.bert.encoder.layers[1].feed_forward.up.bias[0] = float("nan")
+    save_pretrained(ours, tokenizer, tmp_path)
+    result = compare_with_hf(tmp_path)
+    assert not result["same"] and "DIFFER" in result["verdict"] and "nan" in result["verdict"]
+
+
+# --- what the operating system refuses ---
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("kind, number", [(PermissionError, errno.EACCES), (OSError, errno.EMFILE)])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(folder, theirs, monkeypatch, file, kind, number):
+    if file != "model.safetensors": old_pickle(folder, theirs.state_dict())
+    real = type(folder).open
+    def refuse(path, *args, **options):
+        if path.name == file: raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **options)
+    monkeypatch.setattr(type(folder), "open", refuse)
+    refused(load_pretrained, folder, error=kind, says=[file, "could not be read", os.strerror(number)])

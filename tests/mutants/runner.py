@@ -3,7 +3,7 @@
     python tests/mutants/runner.py [--out results/mutants.json] ["attention: no 1/sqrt(K)" or a part of it ...]
 
 What all checks import is imported once; every mistake is then judged in a process of its own, forked from that one
-where the system can fork. The checkout is only read. First come the asserts of the module's own notebook, run from
+on Linux (elsewhere a fork of a process that has imported PyTorch is not safe). The checkout is only read. First come the asserts of the module's own notebook, run from
 top to bottom with the mistake in its exported cell, then the tests of the module. Chapters 14 and 15 train for a
 while, so there the tests come first.
 """
@@ -62,7 +62,8 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def cells(mutant: Mutant) -> list[str]:
     "The code cells of the module's notebook, with the mistake in the exported one."
-    book, = (ROOT / "nbs").glob(f"[0-9][0-9]_{mutant.module}.ipynb")
+    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb"
+    book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     parts = json.loads(book.read_text(encoding="utf8"))["cells"]
     code = ["".join(part["source"]) for part in parts if part["cell_type"] == "code"]
     where = [k for k, source in enumerate(code) if source.startswith("#| export") and mutant.find in source]
@@ -147,7 +148,7 @@ def finish(process, mutant: Mutant, folder: Path, began: float) -> dict:
         found = json.loads(file.read_text(encoding="utf8"))
         verdict |= dict(outcome="refused" if found else "survived") | found
     else:
-        said = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+        said = log.read_text(encoding="utf8", errors="replace")[-1500:] if log.exists() else ""
         verdict |= dict(outcome="broken", said=f"no verdict within {LIMIT} s, or a crash: {said}")
     shutil.rmtree(folder, ignore_errors=True)
     return verdict
@@ -155,7 +156,7 @@ def finish(process, mutant: Mutant, folder: Path, began: float) -> dict:
 
 def judge_all(mutants: list[Mutant], workers: int = 2):
     "The verdicts, as they come."
-    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     waiting, running = list(mutants), []
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as home:
         while waiting or running:
