@@ -8,6 +8,8 @@ is counted and the notebook goes on, so one run shows them all. Printed are the 
 to setting, the closest first: how often each failed, and for every comparison in it the range of the values that were
 compared and the smallest distance to the bound, as a share of the bound. `!` marks a failure.
 """
+from __future__ import annotations
+
 import argparse
 import ast
 import contextlib
@@ -21,6 +23,7 @@ import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 SIGN = {ast.Lt: 1, ast.LtE: 1, ast.Gt: -1, ast.GtE: -1}
@@ -100,6 +103,9 @@ def run_notebook(path: Path, seed: int, threads: int, precision: str) -> dict:
 
     space = dict(__name__="__main__", __seen__=note, __held__=verdict, display=lambda *a, **k: Handle(), get_ipython=lambda: None,
                  __compare__=lambda kind, sides: compare[kind](*sides))
+    outside, inside = sys.modules["__main__"], ModuleType("__main__")  # annotations are looked up there
+    vars(inside).update(space)
+    sys.modules["__main__"], space = inside, vars(inside)
     os.chdir(path.parent)
     sys.path.insert(0, str(path.parent))
     cells = json.loads(path.read_text(encoding="utf8"))["cells"]
@@ -109,9 +115,10 @@ def run_notebook(path: Path, seed: int, threads: int, precision: str) -> dict:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             try:
                 tree = ast.fix_missing_locations(Asserts(cell["id"]).visit(ast.parse(source)))
-                exec(compile(tree, f"<{cell['id']}>", "exec"), space)
-            except BaseException as problem:
+                exec(compile(tree, f"<{cell['id']}>", "exec", annotations.compiler_flag, True), space)
+            except Exception as problem:
                 errors.append(f"{cell['id']}: {''.join(traceback.format_exception_only(problem)).strip()}"[:400])
+    sys.modules["__main__"] = outside
     return dict(held={k: all(v) for k, v in held.items()}, errors=errors,
                 seen={k: min(v, key=lambda row: (not math.isnan(row[0]), row[0])) for k, v in seen.items()})
 
