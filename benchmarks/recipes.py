@@ -4,8 +4,7 @@
         "size=mini" "size=mini position_embedding_type=rotary" "size=tiny learning_rate=4e-3 dropout=0.1"
 
 Each argument is one recipe: what it changes of the base, which is the command's default but for longer texts, the paper's
-share of masks and half the rate. Every result is
-added to --out at once, so a search that is stopped keeps what it has tried.
+share of masks and half the rate. Every result is added to --out at once, so a search that is stopped keeps what it tried.
 """
 import argparse
 import json

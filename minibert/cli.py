@@ -50,8 +50,8 @@ from .pairs import PairSampler
 from .tokenizer import WordPieceTokenizer
 from .training import (
     TrainingConfig, add_up_, asked_to_stop, forecast, join_processes,
-    keep_freed_memory, latest_checkpoint, list_checkpoints, make_optimizers,
-    make_sampler, only_run_in, own_device, pretrain, resume, to_tensorboard, train_step)
+    keep_freed_memory, list_checkpoints, make_optimizers, make_sampler,
+    only_run_in, own_device, pretrain, resume, to_tensorboard, train_step)
 from .weights import (
     compare_with_hf, comparison_table, fill_mask, load_pretrained, next_sentence,
     save_pretrained, to_hf)
@@ -561,7 +561,9 @@ def train(
 
 def seconds_trained(folder: Path) -> float | None:
     "How long a run has trained up to its last checkpoint; None where it does not say."
-    return latest_checkpoint(folder)[1].get("seconds")
+    if join_processes()[0]: return None  # the first may be writing it still
+    state = (list_checkpoints(folder)[-1] / "state.json").read_text(encoding="utf8")
+    return json.loads(state).get("seconds")
 
 # %% ../nbs/90_cli.ipynb #b2f8d011
 PLACES = "out", "resume", "print_config", "recipe"  # say where, or stand for others

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Bounds', 'check_fields', 'bfloat16_ratio',
-           'fast_bfloat16', 'choose_precision', 'evaluating']
+           'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite']
 
 # %% ../nbs/appendix/A_core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ def check_fields(config: Any) -> None:
             raise ValueError(f"{field.name} is {value!r}: {verb} {fault}.")
 
 # %% ../nbs/appendix/A_core.ipynb #52c20def
+@lru_cache
 def _has_instructions() -> bool | None:
     "Does the processor list bfloat16 instructions? None where it cannot be asked."
     import torch
@@ -178,3 +179,10 @@ def evaluating(model: Any) -> Iterator[Any]:  # a module; its device
         with torch.no_grad(), torch.autocast(device.type, enabled=False): yield device
     finally:
         for part, mode in modes: part.training = mode
+
+# %% ../nbs/appendix/A_core.ipynb #d469ced0
+def check_finite(what: str, *values: Any) -> None:  # tensors
+    "FloatingPointError where a number is NaN or infinite; `what` begins the sentence."
+    if all(part.isfinite().all() for part in values): return
+    raise FloatingPointError(f"{what} are not finite numbers: its weights are damaged; "
+                             "go back to an earlier checkpoint.")

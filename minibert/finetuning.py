@@ -33,11 +33,12 @@ from tqdm import tqdm
 
 from .attention import MultiHeadAttention
 from .config import BertConfig, write_whole
-from .core import (
-    Bounds, Count, Positive, Rate, Whole, check_fields, choose_precision)
+from minibert.core import (
+    Bounds, Count, Positive, Rate, Whole, check_fields, check_finite, choose_precision,
+    evaluating)
 from .corpus import _load_table, seeded
 from .encoder import activation
-from .evaluation import evaluating, row_interval, wilson
+from .evaluation import row_interval, wilson
 from .heads import BertForPreTraining
 from .model import BertModel, initialise_
 from .tokenizer import WordPieceTokenizer, pad_rows
@@ -399,9 +400,8 @@ def ask(
 # %% ../nbs/18_finetuning.ipynb #571c16ff
 def _finite(answers: Tensor) -> Tensor:
     "The answers themselves; FloatingPointError where one is no finite number."
-    if answers.isfinite().all(): return answers
-    raise FloatingPointError("The model's answers are not finite numbers: its weights "
-                             "are damaged; go back to an earlier checkpoint.")
+    check_finite("The model's answers", answers)
+    return answers
 
 # %% ../nbs/18_finetuning.ipynb #8262d774
 def judge(logits: Tensor, labels: np.ndarray) -> dict[str, float]:

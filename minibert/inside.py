@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import write_whole
-from .core import evaluating
+from .core import check_finite, evaluating
 from .corpus import Corpus
 from .heads import BertForPreTraining
 from .pairs import PairSampler
@@ -71,11 +71,7 @@ def _encode(model, tokenizer, text, pair):
     return {name: torch.tensor([row], device=device) for name, row in rows.items()}
 
 # %% ../nbs/16_inside.ipynb #2ff2f733
-def _finite(*values: Tensor) -> None:
-    "FloatingPointError where a number is NaN or infinite."
-    if all(part.isfinite().all() for part in values): return
-    raise FloatingPointError("What the model computes are not finite numbers: its "
-                             "weights are damaged; go back to an earlier checkpoint.")
+_WHAT = "What the model computes"
 
 
 def read_text(
@@ -91,7 +87,7 @@ def read_text(
     tokens = [tokenizer.pieces[i] for i in batch["input_ids"][0].tolist()]
     types = batch["token_type_ids"][0].tolist()
     states = torch.cat(out.hidden_states).float()
-    _finite(states, *out.attentions)
+    check_finite(_WHAT, states, *out.attentions)
     return Reading(tokens, types, out.attentions, states)
 
 # %% ../nbs/16_inside.ipynb #3a1ee6bf
@@ -257,7 +253,7 @@ def score_heads(
     shares, breadth = ([torch.stack([layer[k] for layer in one]) for one in told]
                        for k in (0, 1))
     shares, breadth = sum(shares) / words, sum(breadth) / words
-    _finite(shares, breadth)
+    check_finite(_WHAT, shares, breadth)
     return HeadScores(shares[:-1], shares[-1, 0], breadth[:-1])
 
 # %% ../nbs/16_inside.ipynb #1f41e0cc
@@ -301,7 +297,7 @@ def logit_lens(
     table = model.word_embeddings
     with evaluating(model):
         logits = model.mlm_head(states.to(table), table)
-    _finite(logits)
+    check_finite(_WHAT, logits)
     return logits.float().softmax(-1)
 
 # %% ../nbs/16_inside.ipynb #f350422f
@@ -316,7 +312,7 @@ def neighbours(
         raise ValueError(f"{word!r} is no piece of the vocabulary: give one that is, "
                          "such as the pieces of tokenizer.tokenize(text).")
     table, own = model.word_embeddings.detach().float(), tokenizer.vocab[word]
-    _finite(table)
+    check_finite(_WHAT, table)
     table = F.normalize(table[: tokenizer.vocab_size], dim=-1)
     cosines = table @ table[own]
     cosines[own] = -2
@@ -376,7 +372,7 @@ def anisotropy(
             asks = _asking(batch, tokenizer)
             states.append(torch.stack([state[asks] for state in out.hidden_states]))
     states = torch.cat(states, 1)
-    _finite(states)
+    check_finite(_WHAT, states)
     return [mean_cosine(layer) for layer in states]
 
 # %% ../nbs/16_inside.ipynb #ca1646fd

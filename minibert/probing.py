@@ -25,7 +25,7 @@ __all__ = ['TaggedText', 'tag_stories', 'read_conllu', 'Row', 'place_words', 'ex
 
 # %% ../nbs/17_probing.ipynb #e83bd2fa
 from .config import write_whole
-from .core import evaluating
+from .core import check_finite, evaluating
 from .corpus import Story, seeded, stories
 from .evaluation import row_interval
 from .model import BertModel
@@ -162,9 +162,8 @@ def extract(
             states = torch.stack(states).float().cpu()
             for j, k in enumerate(some):
                 found[:, starts[k]:starts[k + 1]] = states[:, j, rows[k].places]
-    if found.isfinite().all(): return found
-    raise FloatingPointError("The model's vectors are not finite numbers: its weights "
-                             "are damaged; go back to an earlier checkpoint.")
+    check_finite("The model's vectors", found)
+    return found
 
 # %% ../nbs/17_probing.ipynb #e786e487
 def word_majority(

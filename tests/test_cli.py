@@ -445,6 +445,14 @@ def test_the_time_of_the_training_is_kept(run, numpy_run):
     assert 0 < json.loads((numpy_run / "summary.json").read_text())["train_seconds"] < 600
 
 
+def test_only_the_first_process_reads_the_time_of_the_training(run, tmp_path, monkeypatch):
+    "The others come here while it is still writing its last checkpoint."
+    from minibert import cli
+    assert cli.seconds_trained(run) > 0
+    monkeypatch.setattr(cli, "join_processes", lambda: (1, 2))
+    assert cli.seconds_trained(tmp_path) is None
+
+
 def test_a_machine_that_is_slower_than_promised_says_so(run, monkeypatch, capsys):
     from minibert import cli
     opened = cli.open_run(run)
