@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 # %% auto #0
-__all__ = ['seeded', 'Story', 'stories', 'Oracle', 'best_masked_accuracy', 'split_sentences', 'Documents', 'load_documents',
-           'Corpus', 'sample_sentences']
+__all__ = ['seeded', 'story_tables', 'story_plots', 'Story', 'tell_story', 'stories', 'rows_left', 'Oracle',
+           'best_masked_accuracy', 'split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents',
+           'load_table', 'load_documents', 'Corpus', 'make_shard', 'sample_sentences']
 
 # %% ../nbs/11_corpus.ipynb #10ffcc41
 from hashlib import sha256
@@ -445,7 +446,7 @@ class _Table:
 
 # %% ../nbs/11_corpus.ipynb #135b82d8
 @cache
-def _tables():
+def story_tables():
     "column -> the table that it belongs to."
     people = [f"{n} {rest}" for rest, names in _PEOPLE.items() for n in names.split()]
     pairs = [f"{hero} {' '.join(friend.split()[:4])}" for hero in people
@@ -464,7 +465,7 @@ def _tables():
 def _word(text):
     "A word of a template: (text, tag, column); no column where the text is fixed."
     if text.startswith("{"):
-        table = _tables()[column := text[1:-1]]
+        table = story_tables()[column := text[1:-1]]
         return "", table.tags[table.columns.index(column)], column
     text, _, tag = text.lower().partition("/")
     return text, tag.upper() or _known_tags()[text], ""
@@ -476,7 +477,7 @@ def _known_tags():
 
 # %% ../nbs/11_corpus.ipynb #86c632a2
 @cache
-def _plots():
+def story_plots() -> dict[str, dict[str, list]]:
     "plot -> {'start', 'happy', 'sad'} -> steps -> alternatives -> words."
     plots = {}
     for name, text in _PLOTS.items():
@@ -537,9 +538,9 @@ def _mentions(columns):
     return tuple(found)
 
 # %% ../nbs/11_corpus.ipynb #d4c15ca0
-def _tell(plot, sentiment, steps, rows):
+def tell_story(plot: str, sentiment: str, steps, rows: dict) -> Story:
     "Fill the templates `steps` from the drawn `rows` (table -> row)."
-    table = _tables()
+    table = story_tables()
     words = tuple(tuple(rows[table[c]][c] if c else w for w, _, c in s) for s in steps)
     tags = tuple(tuple(tag for _, tag, _ in step) for step in steps)
     columns = tuple(tuple(column for _, _, column in step) for step in steps)
@@ -551,10 +552,10 @@ def _draw(rng):
     "Draw a story: a plot, an end, one alternative a step, one row a table."
     pick = lambda items: items[int(rng.random() * len(items))]
     plot, sentiment = pick(list(_PLOTS)), pick(["happy", "sad"])
-    parts = _plots()[plot]
+    parts = story_plots()[plot]
     steps = [step for step in map(pick, parts["start"] + parts[sentiment]) if step]
-    rows = {table: pick(table.rows) for table in dict.fromkeys(_tables().values())}
-    return _tell(plot, sentiment, steps, rows)
+    rows = {table: pick(table.rows) for table in dict.fromkeys(story_tables().values())}
+    return tell_story(plot, sentiment, steps, rows)
 
 # %% ../nbs/11_corpus.ipynb #89392c9a
 def _split_of(story):
@@ -581,9 +582,9 @@ def stories(
     return [_story(seed, split, index) for index in range(count)]
 
 # %% ../nbs/11_corpus.ipynb #246b51e1
-def _rows_left(story, seen):
-    "table -> the rows (as bits) that agree with every word at the positions `seen`."
-    tables, columns, words, left = _tables(), story.flat_columns, story.flat, {}
+def rows_left(story: Story, seen: Iterable[int]) -> dict:
+    "table -> its rows (as bits) that agree with every word at the positions `seen`."
+    tables, columns, words, left = story_tables(), story.flat_columns, story.flat, {}
     for p in seen:
         if columns[p]:
             table = tables[columns[p]]
@@ -594,11 +595,11 @@ def _rows_left(story, seen):
 def _posterior(story, hidden, visible):
     "position -> word -> probability, for one who knows the grammar and the templates."
     seen = range(len(story.flat)) if visible is None else visible
-    left, answer = _rows_left(story, (p for p in seen if p not in hidden)), {}
+    left, answer = rows_left(story, (p for p in seen if p not in hidden)), {}
     for p in sorted(hidden):
         answer[p] = {story.flat[p]: 1.0}
         if column := story.flat_columns[p]:
-            table = _tables()[column]
+            table = story_tables()[column]
             rows = left.get(table, table.all)
             counts = {word: (rows & bits).bit_count()
                       for word, bits in table.bits[column].items()}
@@ -608,11 +609,11 @@ def _posterior(story, hidden, visible):
 # %% ../nbs/11_corpus.ipynb #c0710a0a
 def _best(story, words, chosen, hidden):
     "The largest posterior probability at each chosen word; nan at the others."
-    left, best = _rows_left(story, words[~hidden].tolist()), np.full(len(words), np.nan)
+    left, best = rows_left(story, words[~hidden].tolist()), np.full(len(words), np.nan)
     best[chosen] = 1.0
     for k in np.flatnonzero(chosen & hidden):
         if column := story.flat_columns[words[k]]:
-            table = _tables()[column]
+            table = story_tables()[column]
             rows = left.get(table, table.all)
             most = max((rows & b).bit_count() for b in table.bits[column].values())
             best[k] = most / rows.bit_count()
@@ -709,17 +710,19 @@ _TITLE = re.compile(r"^\s*= [^=].* =\s*$")
 _SECTION = re.compile(r"^\s*(?:= ){2,}.*(?: =){2,}\s*$")
 
 
-def _is_title(row, before): return not before.strip() and _TITLE.match(row)
+def is_title(row: str, before: str) -> bool:
+    "Does the row, after the row `before`, open an article, as in WikiText?"
+    return not before.strip() and bool(_TITLE.match(row))
 
 # %% ../nbs/11_corpus.ipynb #8203e8a6
-def _grouped(rows, whole):
+def group_rows(rows: Iterable[str], whole: bool) -> Iterator[list[str]]:
     "Rows to documents (lists of paragraphs); `whole`: a row may be a document."
     head = list(islice(rows := iter(rows), 1000))
-    titles = any(map(_is_title, head, ["", *head]))
+    titles = any(map(is_title, head, ["", *head]))
     whole = whole and sum(not row.strip() for row in head) <= 0.1 * len(head)
     document, before = [], ""
     for row in chain(head, rows):
-        opens = _is_title(row, before) if titles else whole or not row.strip()
+        opens = is_title(row, before) if titles else whole or not row.strip()
         before = row
         if opens and document:
             yield document
@@ -729,7 +732,7 @@ def _grouped(rows, whole):
     if document: yield document
 
 # %% ../nbs/11_corpus.ipynb #e96ef6ce
-def _cut(paragraphs):
+def cut_sentences(paragraphs: Iterable[str]) -> list[str]:
     "Paragraphs to sentences."
     parts = [part for text in paragraphs for part in re.split(r"\n\s*\n", text)]
     clean = [" ".join(part.split()) for part in parts]
@@ -741,7 +744,7 @@ def _read_files(files):
     for file in files:
         try:
             with open(file, encoding="utf-8-sig") as lines:
-                for paragraphs in _grouped(lines, whole=False):
+                for paragraphs in group_rows(lines, whole=False):
                     yield [" ".join(paragraphs)]
         except UnicodeDecodeError: raise _not_utf8(file) from None
 
@@ -804,7 +807,7 @@ def _below(path):
             yield from (Path(folder) / name for name in names)
 
 # %% ../nbs/11_corpus.ipynb #e45aa33c
-def _load_table(source, name, streaming=False):
+def load_table(source: str | Path, name: str | None = None, streaming: bool = False):
     "The splits of a data set, by name or local folder; ValueError with one sentence."
     with warnings.catch_warnings():  # tqdm complains of a widget that nobody needs
         warnings.simplefilter("ignore")
@@ -870,7 +873,7 @@ def _texts(rows, column, source):
 # %% ../nbs/11_corpus.ipynb #4c448017
 def _load_rows(source, name, split, text_column, streaming):
     "A function that reads the column anew, and whether its split must be held out."
-    data = _load_table(source, name, streaming)
+    data = load_table(source, name, streaming)
     held_out = "validation" not in data
     if (wanted := "train" if held_out else split) not in data:
         raise ValueError(f"The data set {source} has the splits {', '.join(data)}, and "
@@ -902,9 +905,9 @@ def load_documents(
         read, held_out = lambda: _read_files(files), True
     else:
         rows, held_out = _load_rows(source, name, split, text_column, streaming)
-        read = lambda: _grouped(rows(), whole=True)
+        read = lambda: group_rows(rows(), whole=True)
     kept = (lambda: _held_out(read, split)) if held_out else read
-    return Documents(kept, what, limit, _cut)
+    return Documents(kept, what, limit, cut_sentences)
 
 # %% ../nbs/11_corpus.ipynb #9e47b4a2
 class _Column:
@@ -1142,7 +1145,7 @@ def _shard_name(number, chunk, vocabulary, cut):
     return f"{number:05}-{sha256(source).hexdigest()[:16]}"
 
 
-def _make_shard(folder, chunk, tokenizer, cut):
+def make_shard(folder, chunk, tokenizer, cut):
     "Write a shard, unless another process has just done so."
     fill = lambda columns: _fill(map(cut, chunk), tokenizer, columns)
     try: _write(fill, tokenizer, folder)
@@ -1168,7 +1171,7 @@ def _help(pipe, tokenizer, cut):
     with suppress(EOFError, OSError):
         while True:
             folder, chunk = pipe.recv()
-            try: said = _make_shard(folder, chunk, tokenizer, cut)
+            try: said = make_shard(folder, chunk, tokenizer, cut)
             except Exception as error: said = error
             pipe.send(said)
 
@@ -1274,7 +1277,7 @@ def _build_shards(documents, tokenizer, folder, processes, size):
     with _workshop(folder := Path(folder)) as place:
         jobs = _jobs(documents, tokenizer, size, place, shards := [])
         if processes == 1:
-            for job in jobs: _make_shard(*job, tokenizer, cut)
+            for job in jobs: make_shard(*job, tokenizer, cut)
         else:
             with _helpers(processes, tokenizer, cut) as helpers:
                 _share_out(jobs, helpers)

@@ -36,7 +36,7 @@ from .config import BertConfig, write_whole
 from minibert.core import (
     Bounds, Count, Positive, Rate, Whole, check_fields, check_finite, choose_precision,
     evaluating)
-from .corpus import _load_table, seeded
+from .corpus import load_table, seeded
 from .encoder import activation
 from .evaluation import row_interval, wilson
 from .heads import BertForPreTraining
@@ -46,7 +46,7 @@ from .training import (
     TrainingConfig, asked_to_stop, best_checkpoint, check_same, latest_checkpoint,
     list_checkpoints, make_optimizers, only_run_in, own_device, read_metrics,
     restore_optimizers_, save_checkpoint, schedule_at)
-from .weights import _find, _read_tensors, from_hf, load_pretrained, to_hf
+from .weights import find_checkpoint, read_tensors, from_hf, load_pretrained, to_hf
 
 # %% ../nbs/18_finetuning.ipynb #91610812
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     "Columns, the label names that are known, and the splits there are."
     if Path(dataset).suffix in (".csv", ".tsv") and Path(dataset).is_file():
         return (_read_csv(Path(dataset)) if split == "train" else {}), {}, ["train"]
-    tables = _load_table(dataset, name)
+    tables = load_table(dataset, name)
     if split not in tables: return {}, {}, list(tables)
     table = tables[split]
     known = {column: feature.names for column, feature in table.features.items()
@@ -682,9 +682,9 @@ def save_classifier(
 # %% ../nbs/18_finetuning.ipynb #feab5f15
 def _open_classifier(name_or_folder) -> tuple[dict, dict[str, Tensor]]:
     "config.json, and the tensors with the classifier's under our names."
-    folder = _find(name_or_folder)
+    folder = find_checkpoint(name_or_folder)
     values = json.loads((folder / "config.json").read_text(encoding="utf8"))
-    state, pooling = _read_tensors(folder), values.get("minibert_pooling", "cls")
+    state, pooling = read_tensors(folder), values.get("minibert_pooling", "cls")
     broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     if broken:
         raise ValueError(f"{name_or_folder} has numbers in {min(broken)} that are not "

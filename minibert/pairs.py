@@ -16,7 +16,7 @@ from .masking import mask_tokens
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['cut_lengths', 'Pairs', 'draw_pairs', 'collate', 'PairSampler', 'read_batch']
+__all__ = ['cut_lengths', 'draw_elsewhere', 'Pairs', 'draw_pairs', 'collate', 'PairSampler', 'read_batch']
 
 # %% ../nbs/13_pairs.ipynb #e2edfe61
 def cut_lengths(
@@ -74,7 +74,7 @@ def _look(places, wanted, room, generator):
     return start, np.where(fits, found, np.minimum(stop - start, b)), fits
 
 # %% ../nbs/13_pairs.ipynb #4de49819
-def _elsewhere(places, wanted, room, generator):
+def draw_elsewhere(places, wanted, room, generator):
     "For each wanted B a run of another document: its first token and its length."
     start, length = np.zeros((2, wanted.shape[1]), np.int64)
     left = np.arange(wanted.shape[1])
@@ -116,7 +116,7 @@ def draw_pairs(
     a, b, is_random = b_start - a_start, tokens[end] - b_start, u[5] < 0.5
     closes = end == places.documents[document + 1]
     wanted = np.stack([document, a, b, np.maximum(target - a, 1), closes])[:, is_random]
-    b_start[is_random], b[is_random] = _elsewhere(places, wanted, room, generator)
+    b_start[is_random], b[is_random] = draw_elsewhere(places, wanted, room, generator)
     a_kept, b_kept = cut_lengths(a, b, room)
     gone = torch.from_numpy(np.stack([a - a_kept, b - b_kept])).double()
     front = torch.binomial(gone, torch.full_like(gone, 0.5), generator=generator)

@@ -29,8 +29,8 @@ from .model import initialise_
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['NAMES', 'name_table', 'from_hf', 'load_pretrained', 'to_hf', 'save_pretrained', 'fill_mask', 'next_sentence',
-           'compare_with_hf', 'comparison_table']
+__all__ = ['NAMES', 'name_table', 'from_hf', 'read_tensors', 'find_checkpoint', 'load_pretrained', 'to_hf', 'save_pretrained',
+           'fill_mask', 'next_sentence', 'compare_with_hf', 'comparison_table']
 
 # %% ../nbs/10_weights.ipynb #486fa1e2
 NAMES = tuple(tuple(line.split()) for line in """
@@ -216,7 +216,7 @@ def _shards(index: Path) -> list[Path]:
                          ) from None
 
 # %% ../nbs/10_weights.ipynb #642f8e1e
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     "All tensors of a checkpoint, whole or in shards."
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file(): return _read_file(folder / name)
@@ -255,7 +255,8 @@ def _download(name: str, **where) -> Path:
     return folder
 
 # %% ../nbs/10_weights.ipynb #0cc61613
-def _find(name: str | Path, **where) -> Path:
+def find_checkpoint(name: str | Path, **where) -> Path:
+    "The folder of a checkpoint, downloaded where `name` is one on the hub."
     if Path(name).is_dir(): return Path(name)
     path = str(name)
     if Path(path).exists() or path[:1] in tuple("./~") or path.count("/") > 1:
@@ -272,11 +273,11 @@ def load_pretrained(
     local_files_only: bool = False,  # never ask the network
 ) -> BertForPreTraining:  # in eval mode, with the checkpoint's dtype
     "Open a Hugging Face checkpoint; ValueError or FileNotFoundError where it is none."
-    folder = _find(name_or_folder, revision=revision, cache_dir=cache_dir,
+    folder = find_checkpoint(name_or_folder, revision=revision, cache_dir=cache_dir,
                    local_files_only=local_files_only)
     try:
         config = BertConfig.from_json_file(folder / "config.json")
-        state = _read_tensors(folder)
+        state = read_tensors(folder)
         if _prefix(config) == "roformer." and (folder / _SIDE).is_file():
             state |= _read_file(folder / _SIDE)
         return from_hf(state, config).eval()
@@ -481,7 +482,7 @@ def compare_with_hf(
 ) -> dict:  # "parts": {part: {dtype: {"largest", "mean"}}}, "ids", "same", "verdict"
     "Open a checkpoint here and in transformers, and say how far each part differs."
     _transformers()
-    folder = _find(name_or_folder, **where)
+    folder = find_checkpoint(name_or_folder, **where)
     ours = load_pretrained(folder)
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     texts = _TEXTS if texts is None else list(texts)

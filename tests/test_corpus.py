@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -71,7 +72,7 @@ def test_splits_never_share_a_story():
 
 
 def test_every_alternative_can_be_told_and_is_well_formed(told):
-    for plot, parts in module._plots().items():
+    for plot, parts in module.story_plots().items():
         for end in ("happy", "sad"):
             for step in parts["start"] + parts[end]:
                 for words in step:
@@ -85,7 +86,7 @@ def test_every_alternative_can_be_told_and_is_well_formed(told):
 
 
 def test_agreement_and_gender(told):
-    girls = module._PEOPLE["she her her girl queen"].split()
+    girls = {row["hero"] for row in module.story_tables()["hero"].rows if row["he"] == "she"}
     for story in told:
         words = story.flat
         for p, column in enumerate(story.flat_columns):
@@ -125,16 +126,16 @@ def test_posteriors_are_distributions_that_hold_the_truth(told):
 def test_posterior_agrees_with_sampling():
     "Stories that share a story's templates and agree with what is visible, drawn and counted."
     story = next(s for s in stories(200) if s.plot == "walk")
-    table = module._tables()
+    table = module.story_tables()
     steps = [[(w if not c else "", t, c) for w, t, c in zip(*parts)] for parts in zip(story.words, story.tags, story.columns)]
     used = {table[c] for c in story.flat_columns if c}
     free = {t for t in used if t in (table["rain"], table["number"], table["day"])}
     hidden = {p for p, c in enumerate(story.flat_columns) if c in ("rain", "rains", "wear", "number", "day", "dry")}
-    fixed = {t: next(r for k, r in enumerate(t.rows) if module._rows_left(story, range(len(story.flat))).get(t, t.all) >> k & 1) for t in used}
+    fixed = {t: next(r for k, r in enumerate(t.rows) if module.rows_left(story, range(len(story.flat))).get(t, t.all) >> k & 1) for t in used}
     rng, votes, n = random.Random(1), Counter(), 3000
     for _ in range(n):
         rows = fixed | {t: rng.choice(t.rows) for t in free}
-        words = module._tell(story.plot, story.sentiment, steps, rows).flat
+        words = module.tell_story(story.plot, story.sentiment, steps, rows).flat
         seen = [p for p in range(len(words)) if p not in hidden]
         if all(words[p] == story.flat[p] for p in seen): votes.update((p, words[p]) for p in hidden); votes["kept"] += 1
     for p, words in story.posterior(hidden).items():
@@ -236,19 +237,19 @@ def test_wikitext():
 @pytest.mark.skipif(not (DATA / "wikitext").exists(), reason="needs WikiText-2")
 def test_what_the_rule_of_titles_is_worth(monkeypatch):
     "The two numbers that chapter 11 names."
-    rows = list(module._load_table(DATA / "wikitext", "wikitext-2-v1")["train"]["text"])
-    assert len(list(module._grouped(rows, True))) == 601
-    monkeypatch.setattr(module, "_is_title", lambda row, before: module._TITLE.match(row))
-    assert len(list(module._grouped(rows, True))) == 617
+    rows = list(module.load_table(DATA / "wikitext", "wikitext-2-v1")["train"]["text"])
+    assert len(list(module.group_rows(rows, True))) == 601
+    monkeypatch.setattr(module, "is_title", lambda row, before: re.match(r"\s*= [^=].* =\s*$", row))
+    assert len(list(module.group_rows(rows, True))) == 617
 
 
 def test_the_answers_of_the_exercise_on_boots():
     "Chapter 11, exercise 2: no choice of hidden words gives 1/8, as that of the ball does."
-    table = module._tables()
+    table = module.story_tables()
     rows = {t: t.rows[0] for t in dict.fromkeys(table.values())}
     rows[table["thing"]] = next(r for r in table["thing"].rows if r["thing"] == "boots")
-    lost = module._plots()["lost"]
-    story = module._tell("lost", "happy", [lost["start"][1][0], lost["happy"][1][0]], rows)
+    lost = module.story_plots()["lost"]
+    story = module.tell_story("lost", "happy", [lost["start"][1][0], lost["happy"][1][0]], rows)
     boots, them = story.flat.index("boots"), story.flat.index("them")
     assert story.posterior({boots, them})[boots]["boots"] == 1 / 12 and story.posterior({boots})[boots]["boots"] == 1 / 4
     seen = {story.posterior({boots, *others})[boots]["boots"] for k in range(3) for others in itertools.combinations(range(len(story.flat)), k)}
@@ -430,7 +431,7 @@ def test_nothing_is_unpickled(tmp_path):
 ROOT = Path(__file__).parents[1]
 
 
-def as_documents(raw): return module.Documents(lambda: iter(raw), "text", cut=module._cut)
+def as_documents(raw): return module.Documents(lambda: iter(raw), "text", cut=module.cut_sentences)
 
 
 def read_all(folder): return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
@@ -461,8 +462,8 @@ def test_any_iterable_can_be_built_in_shards_and_short_documents_are_counted_onc
 @pytest.fixture
 def made(monkeypatch):
     "The names of the shards that this process makes."
-    names, make = [], module._make_shard
-    monkeypatch.setattr(module, "_make_shard", lambda folder, *rest: (names.append(folder.name), make(folder, *rest)) and None)
+    names, make = [], module.make_shard
+    monkeypatch.setattr(module, "make_shard", lambda folder, *rest: (names.append(folder.name), make(folder, *rest)) and None)
     return names
 
 
@@ -470,7 +471,7 @@ def stop_after(n, folder):
     def broken():
         yield from told_text()[:n]
         raise ConnectionError("gone")
-    with pytest.raises(ConnectionError): Corpus.build(module.Documents(broken, "broken", cut=module._cut), Letters(), folder, 1, 1000)
+    with pytest.raises(ConnectionError): Corpus.build(module.Documents(broken, "broken", cut=module.cut_sentences), Letters(), folder, 1, 1000)
 
 
 def test_finished_shards_are_kept_and_half_written_ones_are_not_used(tmp_path, one_go, made):
@@ -554,7 +555,7 @@ def test_two_builders_do_not_meet(tmp_path):
     def meanwhile():
         with pytest.raises(RuntimeError, match="Another process is building"): Corpus.build(told_text(), Letters(), tmp_path / "c", processes=1)
         yield from told_text()
-    Corpus.build(module.Documents(meanwhile, "twice", cut=module._cut), Letters(), tmp_path / "c", processes=1)
+    Corpus.build(module.Documents(meanwhile, "twice", cut=module.cut_sentences), Letters(), tmp_path / "c", processes=1)
     assert os.listdir(tmp_path) == ["c"]
 
 
@@ -571,7 +572,7 @@ class Slow(Letters):
 
 if __name__ == "__main__":
     print("go", flush=True)
-    texts = corpus.Documents(lambda: iter(told_text()), "text", cut=corpus._cut)
+    texts = corpus.Documents(lambda: iter(told_text()), "text", cut=corpus.cut_sentences)
     corpus.Corpus.build(texts, Slow(), sys.argv[3], processes=int(sys.argv[4]), shard=1000)
 """
 
@@ -665,7 +666,7 @@ def test_a_sample_is_bounded_and_reads_no_further():
         for k in range(1000):
             seen.append(k)
             yield [f"Document {k} is here. It ends."]
-    texts = module.Documents(watched, "watched", cut=module._cut)
+    texts = module.Documents(watched, "watched", cut=module.cut_sentences)
     sample = list(module.sample_sentences(texts, characters=100, every=10))
     assert sample[::2] == [f"Document {k} is here." for k in (0, 10, 20, 30)] and len(seen) <= 31
     assert list(module.sample_sentences([["a", "b"], ["c"]])) == ["a", "b", "c"]

@@ -337,7 +337,7 @@ def run(tiny, tokenizer, tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     "Figures are made, and not drawn: that is what takes the time."
-    monkeypatch.setattr(inside, "_png", lambda figure: b"PNG")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: file.write(b"PNG"))
 
 
 def test_page_of_a_run(run, tmp_path):
@@ -388,8 +388,8 @@ def test_damaged_corpus_is_named_on_the_page(tiny, tokenizer, tmp_path, undrawn)
 
 
 def test_nothing_half_written(run, tmp_path, monkeypatch, undrawn):
-    def fail(*args): raise RuntimeError("the disk is full")
-    monkeypatch.setattr(inside, "_table", fail)
+    def fail(*args, **options): raise RuntimeError("the disk is full")
+    monkeypatch.setattr(inside, "neighbours", fail)
     with pytest.raises(RuntimeError, match="disk"): inspect(run, A, tmp_path / "a" / "b" / "out")
     assert not list(tmp_path.iterdir())
 
