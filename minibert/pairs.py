@@ -156,10 +156,10 @@ def _check_sampler(corpus, tokenizer, length, short):
         )
     if not 0 <= short <= 1:
         raise ValueError(f"short is {short}: give a share of the pairs from 0 to 1.")
-    if corpus.vocab_size != tokenizer.vocab_size:
+    if corpus.fingerprint != tokenizer.fingerprint:
         raise ValueError(
-            f"The corpus was made with {corpus.vocab_size:,} pieces, and the tokenizer "
-            f"has {tokenizer.vocab_size:,}: give the one that the corpus was made with."
+            "The corpus was made with another tokenizer, of other pieces or other rules: "
+            "give the one that it was made with."
         )
     sentences = np.diff(corpus.document_starts)
     fewest = sentences.min() if len(sentences) else 0

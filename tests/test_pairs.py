@@ -21,7 +21,7 @@ def corpus_of(sizes, seed=0):
     lengths = [n for document in sizes for n in document]
     ids = np.random.default_rng(seed).integers(5, V, sum(lengths)).astype(np.uint16)
     starts = np.cumsum([0, *lengths]), np.cumsum([0, *map(len, sizes)])
-    return Corpus(ids, *(s.astype(np.int64) for s in starts), dict(vocab_size=V, vocabulary="test"))
+    return Corpus(ids, *(s.astype(np.int64) for s in starts), dict(vocab_size=V, vocabulary=TOKENIZER.fingerprint))
 
 
 def draw(corpus, count, length, short, generator):
@@ -157,7 +157,7 @@ def test_random_bs_come_from_everywhere():
 def test_positions_beyond_32_bits():
     corpus = corpus_of([[5, 2, 7, 4]] * 30)
     far = SimpleNamespace(sentence_starts=corpus.sentence_starts + 2**40, document_starts=corpus.document_starts,
-                          info=corpus.info, vocab_size=corpus.vocab_size, ids=corpus.ids)
+                          info=corpus.info, fingerprint=corpus.fingerprint, ids=corpus.ids)
     near, far = (draw(c, 500, 16, 0.1, seeded(0)) for c in (corpus, far))
     assert np.array_equal(near.a_start + 2**40, far.a_start) and np.array_equal(near.b_start + 2**40, far.b_start)
 
@@ -216,10 +216,11 @@ def test_refused(sizes, options, words):
     with pytest.raises(ValueError, match=words): PairSampler(corpus_of(sizes), TOKENIZER, **options)
 
 
-def test_refuses_another_vocabulary():
+@pytest.mark.parametrize("other", [WordPieceTokenizer(TOKENIZER.pieces[:-1]), WordPieceTokenizer(TOKENIZER.pieces, lowercase=False)],
+                         ids=["a piece less", "cased"])
+def test_refuses_another_tokenizer(other):
     corpus = corpus_of([[2, 2], [2, 2]])
-    with pytest.raises(ValueError, match="the one that the corpus was made with"):
-        PairSampler(corpus, WordPieceTokenizer(TOKENIZER.pieces[:-1]))
+    with pytest.raises(ValueError, match="made with another tokenizer"): PairSampler(corpus, other)
 
 
 @pytest.fixture(scope="module")

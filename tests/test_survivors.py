@@ -54,8 +54,9 @@ def test_the_tolerance_is_absolute():
 def drawn(documents, sentences, tokens, count, length, short):
     "Pairs from a corpus of equal documents of equal sentences."
     starts = np.arange(documents * sentences + 1) * tokens, np.arange(documents + 1) * sentences
-    corpus = Corpus(np.zeros(starts[0][-1], np.uint16), *starts, dict(vocab_size=5, vocabulary=""))
-    return PairSampler(corpus, WordPieceTokenizer(SPECIALS), length, short=short).draw(count, seeded(0))
+    tokenizer = WordPieceTokenizer(SPECIALS)
+    corpus = Corpus(np.zeros(starts[0][-1], np.uint16), *starts, dict(vocab_size=5, vocabulary=tokenizer.fingerprint))
+    return PairSampler(corpus, tokenizer, length, short=short).draw(count, seeded(0))
 
 
 def test_what_is_too_long_loses_from_both_ends_alike():
