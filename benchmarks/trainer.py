@@ -27,7 +27,7 @@ from minibert.config import BertConfig
 from minibert.core import choose_precision
 from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
-from minibert.training import INPUTS, TrainingConfig, make_sampler, train_step
+from minibert.training import TrainingConfig, make_sampler, train_step
 from minibert.weights import from_hf
 
 
@@ -39,7 +39,7 @@ class Pairs(torch.utils.data.IterableDataset):
         step = 0
         while True:
             batch = self.sampler.batch(step, self.batch_size)
-            for k in range(self.batch_size): yield {name: batch[name][k] for name in INPUTS}
+            for k in range(self.batch_size): yield {name: values[k] for name, values in batch.items()}
             step += 1
 
 

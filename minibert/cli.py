@@ -46,7 +46,7 @@ from .corpus import Corpus, load_documents, sample_sentences, seeded, stories
 from .evaluation import count_bigrams, count_pieces, evaluate_pretraining
 from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining
-from .pairs import PairSampler
+from .pairs import OBJECTIVES, PairSampler, read_objectives
 from .tokenizer import WordPieceTokenizer
 from .training import (
     TrainingConfig, add_up_, asked_to_stop, forecast, join_processes,
@@ -106,7 +106,8 @@ RECIPES = {
 BACKENDS = {
     "torch": {},
     "numpy": dict(optimizer="adamw", learning_rate=2e-3, mask_probability=0.15,
-                  precision="float32", dropout=0.0, positions="absolute"),
+                  precision="float32", dropout=0.0, positions="absolute",
+                  objectives="mlm,nsp"),
 }
 
 # %% ../nbs/90_cli.ipynb #0aa0b106
@@ -433,7 +434,7 @@ def check_backend(options: Pretrain) -> None:
     if options.watch:
         raise ValueError("Only torch's loop is watched from inside: leave out --watch, "
                          "or give --backend torch.")
-    for name in ("optimizer", "precision", "dropout", "positions"):
+    for name in ("optimizer", "precision", "dropout", "positions", "objectives"):
         only = BACKENDS["numpy"][name]
         if (value := getattr(options, name)) not in (only, "auto"):
             raise ValueError(f"The NumPy backend has no {name} {value}: give "
@@ -494,6 +495,7 @@ def first_alone(work: Callable[[], int | None]) -> int:  # what the work gave, o
 def run_pretrain(options: Pretrain) -> None:
     "From texts to a trained, measured and saved BERT."
     check_backend(options)
+    read_objectives(options.objectives)
     if options.print_config: return print(as_yaml(options), end="")
     keep_freed_memory()
     if options.resume is not None: return go_on(options)
@@ -513,7 +515,9 @@ HELD_OUT_SEED = 20181011  # the same masks for every model with this vocabulary
 
 def ruler(run: Run) -> PairSampler:
     "The held-out pairs and masks with which a run is measured."
-    training = TrainingConfig(length=run.options["length"], seed=HELD_OUT_SEED)
+    asked = run.options.get("objectives", ",".join(OBJECTIVES))
+    training = TrainingConfig(length=run.options["length"], seed=HELD_OUT_SEED,
+                              objectives=asked)
     return make_sampler(run.held_out, run.tokenizer, training)
 
 # %% ../nbs/90_cli.ipynb #75679b81
@@ -527,9 +531,10 @@ def at_checkpoints(run: Run) -> Callable | None:
 
     def ask(model: BertForPreTraining) -> dict[str, float]:
         told = evaluate_pretraining(model, sampler, batches=batches)
-        return dict(held_out_loss=told["mlm_loss"] + told["nsp_loss"],
-                    held_out_mlm_loss=told["mlm_loss"],
-                    held_out_mlm_accuracy=told["mlm_accuracy"])
+        losses = [told[f"{name}_loss"] for name in sampler.objectives]
+        kept = {f"held_out_{name}": told[name] for name in ("mlm_loss", "mlm_accuracy")
+                if name in told}
+        return dict(held_out_loss=sum(losses)) | kept
     return ask
 
 # %% ../nbs/90_cli.ipynb #489d2796
@@ -691,19 +696,21 @@ def measure(model: BertForPreTraining, run: Run) -> dict:
 def figures(summary: dict) -> str:
     "The held-out figures as a table, each beside its baseline."
     row = "  {:26}{:>12}{:>12}{:>12}{:>10}".format
-    sources = "mlm", "unigram", "bigram"
-    losses = [summary[f"{name}_loss"] for name in sources]
-    right = [summary[f"{name}_accuracy"] for name in sources]
-    best = summary.get("mlm_accuracy_bound")
-    return "\n".join([
-        row("on held-out text", "this model", "unigram", "bigram", "best"),
-        row("masked words, loss", *(f"{loss:.3f}" for loss in losses), ""),
-        row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), ""),
-        row("masked words, accuracy", *(f"{share:.1%}" for share in right),
-            "" if best is None else f"{best:.1%}"),
-        row("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}", "(coin)",
-            f"{0.5:.1%}", ""),
-    ])
+    lines = [row("on held-out text", "this model", "unigram", "bigram", "best")]
+    if "mlm_loss" in summary:
+        sources = "mlm", "unigram", "bigram"
+        losses = [summary[f"{name}_loss"] for name in sources]
+        right = [summary[f"{name}_accuracy"] for name in sources]
+        best = summary.get("mlm_accuracy_bound")
+        lines += [
+            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), ""),
+            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), ""),
+            row("masked words, accuracy", *(f"{share:.1%}" for share in right),
+                "" if best is None else f"{best:.1%}")]
+    if "nsp_accuracy" in summary:
+        lines.append(row("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
+                         "(coin)", f"{0.5:.1%}", ""))
+    return "\n".join(lines)
 
 # %% ../nbs/90_cli.ipynb #593dbacc
 QUESTIONS = [
@@ -738,11 +745,14 @@ def questions(
 def show_what_it_learned(model: BertForPreTraining, run: Run) -> None:
     "Print the likeliest pieces for four [MASK]s and the verdict on two pairs."
     asked, pairs = questions(run, model.config.max_position_embeddings)
-    print("\nThe likeliest words for [MASK]:")
+    learned = read_objectives(run.options["objectives"])
+    if "mlm" not in learned: asked = []
+    if "nsp" not in learned: pairs = []
+    if asked: print("\nThe likeliest words for [MASK]:")
     for text in asked:
         answers = fill_mask(model, run.tokenizer, text, k=5)[0]
         print(f"  {text}\n    " + "  ".join(f"{w} {share:.0%}" for w, share in answers))
-    print("\nDoes the second sentence follow the first?")
+    if pairs: print("\nDoes the second sentence follow the first?")
     for a, b, really in pairs:
         share = next_sentence(model, run.tokenizer, a, b)
         said = "yes" if share > 0.5 else "no"
@@ -761,13 +771,16 @@ def draw_curves(lines: list[dict], summary: dict):
     from minibert.show import show_curves
     steps = [line["step"] for line in lines]
     curves = {name: (steps, [line[key] for line in lines]) for name, key in
-              (("masked words", "mlm_loss"), ("next sentence", "nsp_loss"))}
+              (("masked words", "mlm_loss"), ("next sentence", "nsp_loss"))
+              if key in lines[0]}
     asked = [line for line in lines if "held_out_mlm_loss" in line]
     if len(asked) > 1:
         curves["masked words, held out"] = (
             [line["step"] for line in asked],
             [line["held_out_mlm_loss"] for line in asked])
-    base = {"unigram": summary["unigram_loss"], "coin": math.log(2)}
+    base = {"unigram": summary.get("unigram_loss"),
+            "coin": math.log(2) if "next sentence" in curves else None}
+    base = {name: loss for name, loss in base.items() if loss is not None}
     return show_curves(curves, lines=base)
 
 # %% ../nbs/90_cli.ipynb #83b5bfd3

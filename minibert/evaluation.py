@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from .corpus import Corpus, Oracle, Story
 from .pairs import PairSampler
-from .training import INPUTS
 
 # %% auto #0
 __all__ = ['Z', 'count_pieces', 'Predictions', 'predictions', 'wilson', 'row_interval', 'unigram_baseline', 'Bigrams',
@@ -76,12 +75,13 @@ def _ask_pairs(out, labels: Tensor | None) -> list[Tensor]:
 
 def _ask(model, batch, device, first) -> list[np.ndarray]:
     "The columns of `Predictions` for one batch, whose first pair has number `first`."
-    out = model(**{name: batch[name].to(device) for name in INPUTS if name in batch})
-    ids, labels = batch["input_ids"], batch["labels"]
+    positions, ids = batch.pop("positions"), batch["input_ids"]
+    labels = batch.setdefault("labels", torch.full_like(ids, -100))
+    out = model(**{name: values.to(device) for name, values in batch.items()})
     chosen, logits = labels != -100, out.prediction_logits
     if logits.dim() == 3: logits = logits[chosen.to(device)]
     row = torch.arange(first, first + len(ids))[:, None].expand_as(ids)
-    places = ids, ids.roll(1, 1), batch["positions"], row
+    places = ids, ids.roll(1, 1), positions, row
     columns = [labels[chosen], *_judge(logits, labels[chosen])]
     columns += [place[chosen] for place in places]
     columns += _ask_pairs(out, batch.get("next_sentence_label"))
@@ -104,7 +104,8 @@ def predictions(
         raise ValueError(f"The model has {known:,} pieces and the sampler's tokenizer "
                          f"{V:,}: give the tokenizer that the model was trained with.")
     with evaluating(model) as device:
-        parts = [_ask(model, sampler.batch(n, batch_size), device, n * batch_size)
+        parts = [_ask(model, sampler.batch(n, batch_size, positions=True), device,
+                      n * batch_size)
                  for n in range(batches)]
     return Predictions(*map(np.concatenate, zip(*parts)))
 
@@ -252,11 +253,11 @@ def accuracy_bound(
     batches: int = 50,
     batch_size: int = 32,
 ) -> float | None:
-    "The best possible masked accuracy; None where a word is in pieces."
-    if not _words_whole(sampler, stories): return None
+    "The best possible masked accuracy; None where a word is in pieces, or none asked."
+    if "mlm" not in sampler.objectives or not _words_whole(sampler, stories): return None
     oracle, best = Oracle(stories), []
     for step in range(batches):
-        batch = sampler.batch(step, batch_size)
+        batch = sampler.batch(step, batch_size, positions=True)
         chosen = batch["labels"] != -100
         hidden = chosen & (batch["input_ids"] != batch["labels"])
         best.append(oracle.best(batch["positions"], chosen, hidden)[chosen.numpy()])
@@ -342,7 +343,8 @@ def word_pieces(
 
 # %% ../nbs/15_evaluation.ipynb #af423060
 def _mlm_figures(told: Predictions, sampler: PairSampler) -> dict:
-    "Loss, perplexities and accuracies of the hidden tokens, each token counted once."
+    "Loss, perplexities and accuracies of the hidden tokens, if any, each counted once."
+    if not len(told.label): return {}
     loss, words = float(told.loss.mean()), word_pieces(sampler.tokenizer)[told.label]
     figures = dict(
         mlm_loss=loss, mlm_loss_interval=list(row_interval(told.loss, told.row)),
@@ -403,8 +405,9 @@ def evaluate_pretraining(
     told = predictions(model, sampler, batches, batch_size)
     with np.errstate(over="ignore"):  # `_numbers` refuses what is infinite
         figures = _mlm_figures(told, sampler) | _nsp_figures(told)
-    if counts is not None: figures |= unigram_baseline(counts, told.label)
-    if bigrams is not None:
+    if counts is not None and len(told.label):
+        figures |= unigram_baseline(counts, told.label)
+    if bigrams is not None and len(told.label):
         figures |= bigram_baseline(bigrams, counts, told.left, told.label)
     bound = stories and accuracy_bound(sampler, stories, batches, batch_size)
     if bound: figures["mlm_accuracy_bound"] = bound

@@ -75,13 +75,7 @@ def _asked(
     if labels is None: return hidden, None
     if rows is not None: labels = labels.gather(1, rows)
     asked = labels != -100
-    targets = labels[asked]
-    if not len(targets):
-        raise ValueError(
-            "labels are -100 everywhere, and a mean over no position is no number: "
-            "choose at least one position a sequence, or give no labels."
-        )
-    return hidden[asked], targets
+    return hidden[asked], labels[asked]
 
 # %% ../nbs/09_heads.ipynb #9ee0598b
 _SLICE = 2**18  # numbers that a cache holds
@@ -107,10 +101,10 @@ class _SlicedLoss(torch.autograd.Function):
     def backward(ctx, up): return ctx.gradient if up == 1 else ctx.gradient * up, None
 
 # %% ../nbs/09_heads.ipynb #890cda98
-def _loss(name: str, logits: Tensor, targets: Tensor | None) -> Tensor | None:
-    if targets is None: return None
+def _loss(name: str, logits: Tensor, targets: Tensor) -> Tensor:
     exact = torch.promote_types(logits.dtype, torch.float32)
     slices = logits.dtype == torch.bfloat16 and logits.device.type == "cpu"
+    if not len(targets): return logits.to(exact).sum()
     try:
         if slices: return _SlicedLoss.apply(logits, targets)
         return F.cross_entropy(logits.to(exact), targets)
@@ -126,16 +120,17 @@ def _loss(name: str, logits: Tensor, targets: Tensor | None) -> Tensor | None:
 class PreTrainingOutput:
     "What BertForPreTraining returns, in Hugging Face's names, with each loss alone."
 
-    loss: Tensor | None  # mlm_loss + nsp_loss, or the one whose labels were given
+    loss: Tensor | None  # the sum of `losses`; None without labels
     prediction_logits: Tensor  # (B, S, V); with labels (N, V), the predicted ones alone
     seq_relationship_logits: Tensor  # (B, 2)
-    mlm_loss: Tensor | None = None
-    nsp_loss: Tensor | None = None
+    losses: dict[str, Tensor]  # the means "mlm" and "nsp", where their labels are given
     hidden_states: tuple[Tensor, ...] | None = None  # layers + 1 of (B, S, D)
     attentions: tuple[Tensor, ...] | None = None  # layers of (B, H, S, S)
 
-# %% ../nbs/09_heads.ipynb #cba2c25f
-class _BertWithHeads(nn.Module):
+# %% ../nbs/09_heads.ipynb #0bce9865
+class BertForPreTraining(nn.Module):
+    "BERT with both heads; with labels, only the predicted positions get logits."
+
     def __init__(self, config: BertConfig, generator: torch.Generator | None = None):
         super().__init__()
         self.config = config
@@ -149,9 +144,12 @@ class _BertWithHeads(nn.Module):
         "The word table (V, D), which is the output matrix as well."
         return self.bert.embeddings.word_embeddings.weight
 
-# %% ../nbs/09_heads.ipynb #0bce9865
-class BertForPreTraining(_BertWithHeads):
-    "BERT with both heads; with labels, only the predicted positions get logits."
+    def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
+        "How many answers each loss is a mean of, in the batch that `forward` takes."
+        labels, pairs, n = batch.get("labels"), batch.get("next_sentence_label"), {}
+        if labels is not None: n["mlm"] = int((labels != -100).sum())
+        if pairs is not None: n["nsp"] = len(pairs)
+        return n
 
     def forward(
         self,
@@ -170,9 +168,10 @@ class BertForPreTraining(_BertWithHeads):
         hidden, targets = _asked(out.last_hidden_state, labels, rows)
         logits = self.mlm_head(hidden, self.word_embeddings)
         verdict = self.nsp_head(out.pooler_output)
-        mlm = _loss("labels", logits, targets)
-        nsp = _loss("next_sentence_label", verdict, next_sentence_label)
-        given = [loss for loss in (mlm, nsp) if loss is not None]
-        loss = sum(given[1:], given[0]) if given else None
+        losses = {}
+        if labels is not None: losses["mlm"] = _loss("labels", logits, targets)
+        if next_sentence_label is not None:
+            losses["nsp"] = _loss("next_sentence_label", verdict, next_sentence_label)
+        loss = sum(losses.values()) if losses else None
         seen = out.hidden_states, out.attentions
-        return PreTrainingOutput(loss, logits, verdict, mlm, nsp, *seen)
+        return PreTrainingOutput(loss, logits, verdict, losses, *seen)

@@ -35,7 +35,6 @@ from .heads import BertForPreTraining
 from .pairs import PairSampler
 from .show import show_curves, show_heads, show_matrix, show_sheet
 from .tokenizer import WordPieceTokenizer
-from .training import INPUTS
 from .weights import load_pretrained
 
 # %% ../nbs/16_inside.ipynb #3474f677
@@ -135,7 +134,8 @@ def _named(what, values): return {f"{what}/{part}": v for part, v in values.item
 def _entropies(model, batch):
     "The mean entropy of each layer's heads on `batch`."
     with evaluating(model) as device:
-        batch = {name: batch[name].to(device) for name in list(INPUTS)[:3]}
+        names = "input_ids", "token_type_ids", "attention_mask"
+        batch = {name: batch[name].to(device) for name in names}
         seen = model.bert(**batch, output_attentions=True).attentions
     real = batch["attention_mask"]
     return {f"layer_{n}": head_entropy(probs, real).mean().item()

@@ -16,7 +16,8 @@ from .masking import mask_tokens
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['cut_lengths', 'draw_elsewhere', 'Pairs', 'draw_pairs', 'collate', 'PairSampler', 'read_batch']
+__all__ = ['OBJECTIVES', 'cut_lengths', 'draw_elsewhere', 'Pairs', 'draw_pairs', 'collate', 'read_objectives', 'PairSampler',
+           'read_batch']
 
 # %% ../nbs/13_pairs.ipynb #e2edfe61
 def cut_lengths(
@@ -148,6 +149,17 @@ def collate(
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 # %% ../nbs/13_pairs.ipynb #d0f3ce9e
+OBJECTIVES = "mlm", "nsp"
+
+
+def read_objectives(text: str) -> tuple[str, ...]:
+    "What is asked of a pair, from a line as `mlm,nsp`; ValueError for anything else."
+    names = tuple(name.strip() for name in text.split(","))
+    if not {*names} <= {*OBJECTIVES} or len({*names}) < len(names):
+        raise ValueError(f"The objectives are {text!r}: give mlm, nsp or mlm,nsp.")
+    return names
+
+
 def _check_sampler(corpus, tokenizer, length, short):
     if length < 5:
         raise ValueError(
@@ -181,22 +193,29 @@ class PairSampler:
         short: float = 0.1,  # share of pairs with a random shorter target
         probability: float = 0.15,  # share of the tokens that are chosen
         whole_words: bool = False,
+        objectives: str = "mlm,nsp",  # what is asked: masked words, sentence pairs
     ):
         _check_sampler(corpus, tokenizer, length, short)
         self.corpus, self.tokenizer, self.length = corpus, tokenizer, length
         self.seed, self.short, self.places = seed, short, _Places(corpus)
+        self.objectives = read_objectives(objectives)
         self.masking = _masking(tokenizer, probability, whole_words)
 
     def draw(self, count: int, generator: torch.Generator) -> Pairs:
         "Draw pairs as `draw_pairs` does, for this corpus and length."
         return draw_pairs(self.places, count, self.length, self.short, generator)
 
-    def batch(self, step: int, batch_size: int = 32) -> dict[str, Tensor]:
-        "The masked batch of a step: the model's five inputs, and `positions`."
+    def batch(
+        self, step: int, batch_size: int = 32, *, positions: bool = False,
+    ) -> dict[str, Tensor]:
+        "The batch of a step, as the model takes it; with `positions` where asked."
         generator = seeded(self.seed, step)
         pairs = self.draw(batch_size, generator)
         batch = collate(pairs, self.corpus.ids, self.tokenizer)
-        return _masked(batch, self.masking, generator)
+        if "mlm" in self.objectives: batch = _masked(batch, self.masking, generator)
+        if "nsp" not in self.objectives: del batch["next_sentence_label"]
+        if not positions: del batch["positions"]
+        return batch
 
 # %% ../nbs/13_pairs.ipynb #e57ffefb
 def _masking(tokenizer, probability, whole_words):
@@ -214,7 +233,7 @@ def _masked(batch, masking, generator):
 
 # %% ../nbs/13_pairs.ipynb #6e4e7136
 def read_batch(
-    batch: dict[str, Tensor],
+    batch: dict[str, Tensor],  # with `positions`
     tokenizer: WordPieceTokenizer,
 ) -> list[str]:  # one line a pair
     "Write a batch out: `next` or `random`, A | B, what is asked for as `seen(true)`."

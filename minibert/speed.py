@@ -92,6 +92,7 @@ class PlainForm(nn.Module):
     def __init__(self, model: BertForPreTraining, few_logits: bool = False):
         super().__init__()
         self.model, self.few_logits = model, few_logits
+        self.counts = model.counts
 
     def forward(
         self,
@@ -106,7 +107,7 @@ class PlainForm(nn.Module):
         logits = self.model.mlm_head(hidden, self.model.word_embeddings)
         mlm = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
         nsp = F.cross_entropy(verdict, next_sentence_label)
-        return PreTrainingOutput(mlm + nsp, logits, verdict, mlm, nsp)
+        return PreTrainingOutput(mlm + nsp, logits, verdict, dict(mlm=mlm, nsp=nsp))
 
 # %% ../nbs/24_speed.ipynb #aa3b82f7
 def _fits(x: Tensor, weight: Tensor) -> bool:

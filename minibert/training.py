@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Literal
 
 # %% auto #0
-__all__ = ['INPUTS', 'TrainingConfig', 'check_training', 'schedule_at', 'parameter_groups', 'BatchedMuon', 'make_optimizers',
-           'split_batch', 'count_answers', 'join_processes', 'own_device', 'add_up_', 'any_process', 'forward_backward',
-           'train_step', 'optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'save_checkpoint',
-           'check_checkpoint', 'latest_checkpoint', 'best_checkpoint', 'keep_freed_memory', 'asked_to_stop',
-           'only_run_in', 'describe', 'forecast', 'pretrain', 'to_tensorboard', 'check_same', 'read_metrics',
-           'make_sampler', 'resume']
+__all__ = ['TrainingConfig', 'check_training', 'schedule_at', 'parameter_groups', 'BatchedMuon', 'make_optimizers', 'split_batch',
+           'join_processes', 'own_device', 'add_up_', 'any_process', 'forward_backward', 'train_step',
+           'optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'save_checkpoint', 'check_checkpoint',
+           'latest_checkpoint', 'best_checkpoint', 'keep_freed_memory', 'asked_to_stop', 'only_run_in', 'describe',
+           'forecast', 'pretrain', 'to_tensorboard', 'check_same', 'read_metrics', 'make_sampler', 'resume']
 
 # %% ../nbs/14_training.ipynb #ee0a730b
 import torch
@@ -69,6 +68,7 @@ class TrainingConfig:
     precision: Literal["float32", "bfloat16"] = "float32"  # of the large products
     mask_probability: Share = 0.15  # share of the tokens that are predicted
     whole_words: bool = False  # hide all pieces of a word together
+    objectives: str = "mlm,nsp"  # what is asked: masked words, sentence pairs, or both
     short_probability: Share = 0.1  # share of pairs with a random shorter length
     seed: Whole = 0  # decides first weights, batches, masks and dropout
     log_steps: Count = 10  # steps between two lines of metrics.jsonl
@@ -185,33 +185,17 @@ def make_optimizers(
     return [muon, adamw]
 
 # %% ../nbs/14_training.ipynb #e1c3c561
-INPUTS = ("input_ids", "token_type_ids", "attention_mask", "labels",
-          "next_sentence_label")
-
-
 def split_batch(
     batch: dict[str, Tensor],
     parts: int,
 ) -> Iterator[dict[str, Tensor]]:
     "Cut a batch along its rows into `parts` smaller ones; ValueError if it has fewer."
-    rows = len(batch["input_ids"])
+    rows = len(next(iter(batch.values())))
     if parts > rows:
-        raise ValueError(f"A batch of {rows} pairs cannot be cut into {parts} parts "
+        raise ValueError(f"A batch of {rows} rows cannot be cut into {parts} parts "
                          "(processes times accumulate): give larger batches.")
-    columns = {name: batch[name].tensor_split(parts) for name in INPUTS if name in batch}
-    return (dict(zip(columns, part)) for part in zip(*columns.values()))
-
-
-def count_answers(batch: dict[str, Tensor]) -> dict[str, int]:
-    "How many answers each loss is a mean over: predicted tokens, pairs of sentences."
-    counts = {}
-    if "labels" in batch: counts["mlm_loss"] = (batch["labels"] != -100).sum().item()
-    if "next_sentence_label" in batch:
-        counts["nsp_loss"] = len(batch["next_sentence_label"])
-    if not counts:
-        raise ValueError("The batch has neither labels nor next_sentence_label: give "
-                         "one of them or both, so that there is something to learn.")
-    return counts
+    columns = [values.tensor_split(parts) for values in batch.values()]
+    return (dict(zip(batch, part)) for part in zip(*columns))
 
 # %% ../nbs/14_training.ipynb #7acab7de
 def join_processes() -> tuple[int, int]:  # this one's rank, and how many there are
@@ -254,24 +238,23 @@ def any_process(flag: bool) -> bool:
 
 # %% ../nbs/14_training.ipynb #6a9669e1
 def forward_backward(
-    model: nn.Module,  # a BertForPreTraining
-    batch: dict[str, Tensor],  # INPUTS, (B, S) and (B,); one kind of label may lack
+    model: nn.Module,  # has counts(batch), and its output has `losses`
+    batch: dict[str, Tensor],  # as the model takes it, one row an example
     config: TrainingConfig,
-) -> dict[str, float]:  # loss, mlm_loss, nsp_loss of the whole batch
+) -> dict[str, float]:  # of the whole batch: loss, and mlm_loss, nsp_loss or the like
     "The gradient of the whole batch, part by part, each counted by its share."
     rank, world = join_processes()
-    whole, device = count_answers(batch), next(model.parameters()).device
+    whole, device = model.counts(batch), next(model.parameters()).device
+    if not whole: raise ValueError(_unasked(batch))
     exact = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     sums = {name: torch.zeros((), dtype=exact, device=device) for name in whole}
     bfloat16 = config.precision == "bfloat16"
     for part in list(split_batch(batch, world * config.accumulate))[rank::world]:
-        counts = count_answers(part)
-        if counts.get("mlm_loss") == 0: del part["labels"], counts["mlm_loss"]
-        if not counts: continue
+        counts = model.counts(part)
         part = {name: values.to(device) for name, values in part.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            out = model(**part)
-        losses = {name: getattr(out, name) * (n / whole[name])
+            means = model(**part).losses
+        losses = {name: means[name] * (n / max(whole[name], 1))
                   for name, n in counts.items()}
         sum(losses.values()).backward()
         for name, loss in losses.items(): sums[name] = sums[name] + loss.detach()
@@ -279,7 +262,12 @@ def forward_backward(
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     add_up_([summed, *gradients])
     values = summed.tolist()
-    return dict(loss=sum(values)) | dict(zip(sums, values))
+    return dict(loss=sum(values)) | {f"{n}_loss": v for n, v in zip(sums, values)}
+
+
+def _unasked(batch):
+    return (f"The batch has {', '.join(batch)}, and no labels that the model learns "
+            "from: give some, so that there is something to learn.")
 
 # %% ../nbs/14_training.ipynb #525ffe16
 def train_step(
@@ -289,7 +277,7 @@ def train_step(
     step: int,  # 0 is the first
     config: TrainingConfig,
     observe: Callable | None = None,  # of the model: a context round the update
-) -> dict[str, float]:  # loss, mlm_loss, nsp_loss, grad_norm, learning_rate, the seen
+) -> dict[str, float]:  # the losses, grad_norm, learning_rate, the seen
     "One update of the weights; FloatingPointError instead if a gradient is not finite."
     device, (rank, _) = next(model.parameters()).device, join_processes()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -576,8 +564,8 @@ def _log(history, step, line, measured, folder, bar, on_log):
         said = bar.format_dict
         bar.set_description_str(
             forecast(said["elapsed"], bar.n - bar.initial, bar.total), refresh=False)
-        bar.set_postfix({name.removesuffix("_loss"): f"{line[name]:.3f}"
-                         for name in ("mlm_loss", "nsp_loss") if name in line})
+        bar.set_postfix({name.removesuffix("_loss"): f"{value:.3f}"
+                         for name, value in line.items() if name.endswith("_loss") and name not in measured})
     if folder:
         with open(Path(folder) / "metrics.jsonl", "a", encoding="utf8") as file:
             file.write(json.dumps(line) + "\n")
@@ -591,8 +579,7 @@ def _step_or_save(model, optimizers, batch, step, config, folder, observe):
         kept = ""
         if folder:
             path = Path(folder) / f"batch-of-step-{step + 1}.safetensors"
-            save_file({name: batch[name].contiguous() for name in INPUTS
-                       if name in batch}, path)
+            save_file({name: values.contiguous() for name, values in batch.items()}, path)
             kept = f" The batch is kept in {path}."
         any_process(False)  # who leaves first ends the others
         raise FloatingPointError(f"{problem}{kept}") from None
@@ -683,7 +670,8 @@ def make_sampler(
     return PairSampler(
         corpus, tokenizer, config.length, seed=config.seed,
         short=config.short_probability, probability=config.mask_probability,
-        whole_words=config.whole_words)
+        whole_words=config.whole_words,
+        objectives=config.objectives)
 
 
 def _reopen(folder, config):

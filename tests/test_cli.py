@@ -615,3 +615,21 @@ def test_two_processes_train_what_one_does(tmp_path):
     bad = subprocess.run([*launch, "--dataset", str(tmp_path / "none.txt"), "--out", str(tmp_path / "bad")], env=env,
                          capture_output=True, text=True, timeout=300)
     assert bad.returncode != 0 and "could not be loaded" in bad.stderr and not (tmp_path / "bad").exists()
+
+
+@pytest.mark.parametrize("objective, other", [("mlm", "nsp"), ("nsp", "mlm")])
+def test_one_objective_alone(objective, other, tmp_path):
+    "It is learned, measured and shown, and nothing is said of the other one."
+    out, _ = call("pretrain", *QUICK, "--objectives", objective, "--checkpoint-steps", 4, "--out", tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert all(f"{objective}_loss" in line and f"{other}_loss" not in line for line in lines)
+    assert f"{objective}_accuracy" in summary and not [name for name in summary if name.startswith(other)]
+    assert ("masked words" in out, "next sentence" in out, "likeliest" in out, "follow" in out) == (2 * (objective == "mlm", objective == "nsp"))
+    told = json.loads(call("evaluate", tmp_path / "run")[0])
+    assert told == {name: value for name, value in summary.items() if name != "train_seconds"}
+
+
+def test_an_unknown_objective_is_refused_before_any_work(tmp_path):
+    assert "give mlm, nsp or mlm,nsp" in refused("pretrain", "--objectives", "clm", "--out", tmp_path / "run")
+    assert not list(tmp_path.iterdir())

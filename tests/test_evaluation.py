@@ -53,7 +53,7 @@ class Fake(nn.Module):
         logits = torch.full((len(labels), self.V), math.log((1 - self.sure) / (self.V - 1)))
         logits[torch.arange(len(labels)), self.answer(labels)] = math.log(self.sure)
         pairs = torch.tensor([[2.0, 0.0]]).expand(len(input_ids), 2)
-        return PreTrainingOutput(None, logits, pairs)
+        return PreTrainingOutput(None, logits, pairs, {})
 
 
 def made(label, prediction, **columns):
@@ -116,8 +116,8 @@ def test_tokens_are_weighted_and_batches_are_not(bert, sampler):
     bert.eval()
     losses, n = [], []
     for step in range(6):
-        batch = {k: v for k, v in sampler.batch(step, 2).items() if k != "positions"}
-        with torch.no_grad(): losses.append(bert(**batch).mlm_loss.item())
+        batch = sampler.batch(step, 2)
+        with torch.no_grad(): losses.append(bert(**batch).losses["mlm"].item())
         n.append((batch["labels"] != -100).sum().item())
     assert len(set(n)) > 1
     figures = evaluate_pretraining(bert, sampler, batches=6, batch_size=2)
@@ -239,7 +239,7 @@ def test_no_neighbours_at_all():
 def test_the_bound_is_the_oracle_s(sampler):
     chances, n = [], []
     for step in range(3):
-        b = sampler.batch(step, 8)
+        b = sampler.batch(step, 8, positions=True)
         chosen = b["labels"] != -100
         original = torch.where(chosen, b["labels"], b["input_ids"])
         chances.append(best_masked_accuracy(HELD, b["positions"], chosen, b["input_ids"] != original))
@@ -326,21 +326,24 @@ def test_damaged_weights_are_refused(bert, sampler):
     with pytest.raises(FloatingPointError, match="not a finite number"): evaluate_pretraining(broken, sampler, batches=1)
 
 
-class WithoutPairs:
-    "A sampler whose batches ask about words only, as a masked language model alone needs."
-
-    def __init__(self, sampler): self.tokenizer, self.corpus, self.sampler = sampler.tokenizer, sampler.corpus, sampler
-
-    def batch(self, step, batch_size):
-        batch = self.sampler.batch(step, batch_size)
-        return {name: values for name, values in batch.items() if name != "next_sentence_label"}
+def asking(sampler, objectives):
+    "The same sampler, that asks for one of the two."
+    return PairSampler(sampler.corpus, sampler.tokenizer, sampler.length, seed=sampler.seed, objectives=objectives)
 
 
-def test_batches_without_pair_labels_give_no_figure_of_pairs(bert, sampler, train):
+def test_who_asks_about_words_gets_no_figure_of_pairs(bert, sampler, train):
     full = evaluate_pretraining(bert, sampler, batches=2, batch_size=8, counts=count_pieces(train))
-    words = evaluate_pretraining(bert, WithoutPairs(sampler), batches=2, batch_size=8, counts=count_pieces(train))
+    words = evaluate_pretraining(bert, asking(sampler, "mlm"), batches=2, batch_size=8, counts=count_pieces(train))
     assert words == {name: value for name, value in full.items() if not name.startswith("nsp_")}
-    assert len(predictions(bert, WithoutPairs(sampler), 1, 4).pair_label) == 0
+    assert len(predictions(bert, asking(sampler, "mlm"), 1, 4).pair_label) == 0
+
+
+def test_who_asks_about_pairs_gets_no_figure_of_words(bert, sampler, train):
+    about = dict(counts=count_pieces(train), bigrams=count_bigrams(train), stories=HELD)
+    pairs = evaluate_pretraining(bert, asking(sampler, "nsp"), batches=2, batch_size=8, **about)
+    assert {name.split("_")[0] for name in pairs} == {"nsp"} and pairs["nsp_pairs"] == 16
+    batch = asking(sampler, "nsp").batch(0, 8)
+    assert "labels" not in batch and not (batch["input_ids"] == sampler.tokenizer.mask_id).any()
 
 
 class Loud(nn.Module):
@@ -352,7 +355,7 @@ class Loud(nn.Module):
 
     def forward(self, input_ids, token_type_ids, attention_mask, labels, next_sentence_label):
         wrong = (labels[labels != -100] + 1) % self.V
-        return PreTrainingOutput(None, 3000.0 * nn.functional.one_hot(wrong, self.V), torch.zeros(len(input_ids), 2))
+        return PreTrainingOutput(None, 3000.0 * nn.functional.one_hot(wrong, self.V), torch.zeros(len(input_ids), 2), {})
 
 
 def test_figures_that_are_no_numbers_are_refused(sampler):

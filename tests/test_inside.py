@@ -146,7 +146,7 @@ def test_parts_hold_every_parameter_once(model):
 
 def test_plain_batch_is_the_text_before_masking(corpus, tokenizer):
     sampler = PairSampler(corpus, tokenizer, 40, probability=1.0)
-    batch, masked = plain_batch(sampler, 3, 8), sampler.batch(3, 8)
+    batch, masked = plain_batch(sampler, 3, 8), sampler.batch(3, 8, positions=True)
     text = masked["positions"] >= 0
     assert tokenizer.mask_id in masked["input_ids"] and set(batch) == {"input_ids", "token_type_ids", "attention_mask"}
     assert batch["input_ids"][text].tolist() == torch.as_tensor(corpus.ids[masked["positions"][text].numpy()].astype("int64")).tolist()

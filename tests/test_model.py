@@ -33,7 +33,7 @@ def learn(model, batch, **more):
     out = model(**batch, **more)
     out.loss.backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
-    return dict(mlm=out.mlm_loss.detach(), nsp=out.nsp_loss.detach(), loss=out.loss.detach(), grads=grads)
+    return dict(mlm=out.losses["mlm"].detach(), nsp=out.losses["nsp"].detach(), loss=out.loss.detach(), grads=grads)
 
 
 def longer(batch, more):
@@ -195,7 +195,7 @@ def test_lower_precision_keeps_the_loss_in_float32():
     exact = model(**batch)
     with torch.autocast("cpu", torch.bfloat16): out = model(**batch)
     assert out.prediction_logits.dtype == torch.bfloat16
-    assert out.mlm_loss.dtype == out.nsp_loss.dtype == torch.float32
+    assert out.losses["mlm"].dtype == out.losses["nsp"].dtype == torch.float32
     assert abs(out.loss - exact.loss) < 0.1
     with torch.autocast("cpu", torch.bfloat16): double = MODELS[0](**batch)
     assert_same(double.loss, MODELS[0](**batch).loss)
@@ -211,7 +211,6 @@ BAD = [
     (dict(input_ids=IDS, attention_mask=IDS[:, None, None]), "attention_mask"),
     (dict(input_ids=IDS, labels=IDS[:, :4]), r"\(2, 5\)"), (dict(input_ids=IDS, labels=IDS.double()), "float64"),
     (dict(input_ids=IDS, labels=IDS * 41), "41 answers"), (dict(input_ids=IDS, labels=-IDS), "from -1"),
-    (dict(input_ids=IDS, labels=IDS * -100), "-100 everywhere"),
     (dict(input_ids=IDS, next_sentence_label=IDS[:, :1]), r"shape \(2,\)"), (dict(input_ids=IDS, next_sentence_label=IDS[:, 0] * 2), "2 answers"),
 ]  # fmt: skip
 
@@ -223,12 +222,23 @@ def test_bad_input_is_refused_with_a_sentence(model, given, words):
     assert str(caught.value).endswith(".")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_labels_that_ask_nothing_cost_nothing_and_move_nothing(dtype):
+    model, batch = copy.deepcopy(MODELS[0]).to(dtype), reference_batch(KINDS[0])
+    silent = batch | dict(labels=torch.full_like(batch["labels"], -100))
+    assert model.counts(silent) == dict(mlm=0, nsp=3) and model.counts(batch)["mlm"] == (batch["labels"] != -100).sum()
+    out = model(**silent)
+    assert out.losses["mlm"] == 0 and out.loss == out.losses["nsp"] and out.prediction_logits.shape == (0, 41)
+    out.losses["mlm"].backward()
+    assert all(not p.grad.any() for p in model.parameters() if p.grad is not None) and model.word_embeddings.grad is not None
+
+
 def test_either_label_alone():
     model, batch = MODELS[0], reference_batch(KINDS[0])
     both, inputs = model(**batch), masked(batch)
     words, pair, none = model(**inputs, labels=batch["labels"]), model(**inputs, next_sentence_label=batch["next_sentence_label"]), model(**inputs)
-    assert_same([words.loss, words.mlm_loss, words.nsp_loss], [both.mlm_loss, both.mlm_loss, None])
-    assert_same([pair.loss, pair.nsp_loss, pair.mlm_loss], [both.nsp_loss, both.nsp_loss, None])
+    assert_same([words.loss, words.losses], [both.losses["mlm"], dict(mlm=both.losses["mlm"])])
+    assert_same([pair.loss, pair.losses], [both.losses["nsp"], dict(nsp=both.losses["nsp"])])
     assert none.loss is None and none.prediction_logits.shape == pair.prediction_logits.shape == (3, 11, 41)
     assert none.hidden_states is None and none.attentions is None
 

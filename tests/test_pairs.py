@@ -67,7 +67,7 @@ sentences = st.lists(st.integers(1, 12), min_size=2, max_size=9)
 def test_any_corpus(sizes, length, batch_size, short, whole_words, seed):
     corpus = corpus_of(sizes, seed)
     sampler = PairSampler(corpus, TOKENIZER, length, seed=seed, short=short, whole_words=whole_words)
-    check(sampler.batch(seed, batch_size), corpus, length)
+    check(sampler.batch(seed, batch_size, positions=True), corpus, length)
 
 
 @pytest.mark.parametrize("sizes", [
@@ -76,7 +76,7 @@ def test_any_corpus(sizes, length, batch_size, short, whole_words, seed):
 def test_odd_corpora(sizes):
     corpus = corpus_of(sizes)
     for length in (5, 6, 33, 128):
-        check(PairSampler(corpus, TOKENIZER, length).batch(0, 64), corpus, length)
+        check(PairSampler(corpus, TOKENIZER, length).batch(0, 64, positions=True), corpus, length)
 
 
 @settings(max_examples=300, deadline=None)
@@ -184,7 +184,7 @@ def test_a_batch_is_a_function_of_seed_and_step(capsys):
 
 def test_steps_and_seeds_differ():
     corpus = corpus_of([[5, 2, 7, 4, 3, 6]] * 30)
-    batches = [PairSampler(corpus, TOKENIZER, 24, seed=s).batch(n, 8)["positions"].tolist() for s in range(5) for n in range(20)]
+    batches = [PairSampler(corpus, TOKENIZER, 24, seed=s).batch(n, 8, positions=True)["positions"].tolist() for s in range(5) for n in range(20)]
     assert len({str(b) for b in batches}) == 100
 
 
@@ -194,7 +194,7 @@ def test_a_memory_map_is_not_copied(tmp_path):
     sampler = PairSampler(corpus, TOKENIZER, 12)
     assert isinstance(corpus.sentence_starts, np.memmap)
     assert np.shares_memory(sampler.places.tokens, corpus.sentence_starts)
-    check(sampler.batch(0, 8), corpus, 12)
+    check(sampler.batch(0, 8, positions=True), corpus, 12)
 
 
 def test_read_batch_without_masks():
@@ -234,7 +234,7 @@ def wikitext(shared_data):
 def test_real_text(wikitext):
     corpus, tokenizer = wikitext
     sampler = PairSampler(corpus, tokenizer, 128, whole_words=True)
-    batch = sampler.batch(0, 200)
+    batch = sampler.batch(0, 200, positions=True)
     at, x, y = batch["positions"], batch["input_ids"], batch["labels"]
     text, chosen = at >= 0, y != -100
     truth = torch.from_numpy(corpus.ids[at.clamp(min=0)].astype(np.int64))

@@ -236,7 +236,7 @@ def test_loss_that_is_no_number_in_one_process_stops_all(by_two):
 
 @pytest.mark.posix
 def test_batch_with_too_few_pairs_is_refused_in_all(by_two):
-    assert all("A batch of 13 pairs cannot be cut into 16 parts" in told["too_small"] for told in by_two[1])
+    assert all("A batch of 13 rows cannot be cut into 16 parts" in told["too_small"] for told in by_two[1])
 
 
 @pytest.mark.posix

@@ -1,4 +1,5 @@
 """The loop against a plain one around Hugging Face's model; nothing lost, whatever happens."""
+import copy
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -24,7 +26,7 @@ from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import (
-    INPUTS, BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, forward_backward, latest_checkpoint,
+    BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, forward_backward, latest_checkpoint,
     list_checkpoints, make_optimizers, make_sampler, only_run_in, optimizer_tensors, own_device, parameter_groups, pretrain, restore_optimizers_, resume,
     save_checkpoint, schedule_at, to_tensorboard, train_step)
 
@@ -74,7 +76,7 @@ def steps_against_hf(texts, steps, optimizer_seed=0):
         adamw, lambda n: (n + 1) / warm if n + 1 <= warm else (steps - n) / (steps - warm))
     optimizers = make_optimizers(ours, training)
     for step in range(steps):
-        batch = {name: values for name, values in sampler.batch(step, 8).items() if name in INPUTS}
+        batch = sampler.batch(step, 8)
         loss = theirs(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
@@ -151,35 +153,63 @@ def test_a_config_that_describes_no_run_is_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))): TrainingConfig(**wrong)
 
 
-class Some:
-    "Batches of a sampler without some of their names."
-
-    def __init__(self, sampler, *without): self.sampler, self.corpus, self.without = sampler, sampler.corpus, without
-    def batch(self, step, n): return {k: v for k, v in self.sampler.batch(step, n).items() if k not in self.without}
-
-
-@pytest.mark.parametrize("without,kept", [("next_sentence_label", "mlm_loss"), ("labels", "nsp_loss")])
-def test_one_objective_alone_trains_and_resumes(texts, small, tmp_path, without, kept):
-    sampler, config = Some(make_sampler(*texts, CONFIG), without), replace(CONFIG, accumulate=2, checkpoint_steps=5)
+@pytest.mark.parametrize("objective", ["mlm", "nsp"])
+def test_one_objective_alone_trains_and_resumes(texts, small, tmp_path, objective):
+    config, kept = replace(CONFIG, accumulate=2, checkpoint_steps=5, objectives=objective), f"{objective}_loss"
+    sampler = make_sampler(*texts, config)
     lines = pretrain(model := fresh(small), sampler, config, tmp_path, progress=False)
     assert all(line["loss"] == line[kept] for line in lines)
     assert {"mlm_loss", "nsp_loss"} & lines[0].keys() == {kept} and lines[-1]["loss"] < lines[0]["loss"] + 1
     for name in ("checkpoints/00000010",): shutil.rmtree(tmp_path / name)
     again, after = resume(tmp_path, sampler, progress=False)
     assert equal(model, again) and after == lines
-    with pytest.raises(ValueError, match="neither labels nor next_sentence_label"):
-        train_step(model, make_optimizers(model, config), Some(sampler, "labels", "next_sentence_label").batch(0, 4), 0, config)
+    with pytest.raises(ValueError, match="objectives was"): resume(tmp_path, make_sampler(*texts, CONFIG), CONFIG, progress=False)
+    unasked = {name: values for name, values in sampler.batch(0, 4).items() if name not in ("labels", "next_sentence_label")}
+    with pytest.raises(ValueError, match="no labels that the model learns from"):
+        train_step(model, make_optimizers(model, config), unasked, 0, config)
 
 
 def test_parts_without_a_predicted_token_count_as_nothing(texts, small):
     still = replace(small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     whole, parts = fresh(still).double(), fresh(still).double()
-    batch = {name: values.clone() for name, values in make_sampler(*texts, CONFIG).batch(0, 4).items() if name in INPUTS}
+    batch = make_sampler(*texts, CONFIG).batch(0, 4)
     batch["labels"][1:] = -100
     whole(**batch).loss.backward()
     losses = forward_backward(parts, batch, replace(CONFIG, accumulate=4))
     assert all(math.isfinite(value) for value in losses.values())
     for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
+
+
+class Bag(torch.nn.Module):
+    "A model of another kind: the mean of the words so far guesses the next one, and the last word the length."
+
+    def __init__(self, V=20, D=8):
+        super().__init__()
+        self.table, self.out, self.size = torch.nn.Embedding(V, D), torch.nn.Linear(D, V), torch.nn.Linear(D, 6)
+
+    def counts(self, batch): return dict(clm=int((batch["ids"][:, 1:] > 0).sum()), size=len(batch["ids"]))
+
+    def forward(self, ids):
+        seen = self.table(ids).cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None]
+        real = ids[:, 1:] > 0
+        clm = torch.nn.functional.cross_entropy(self.out(seen[:, :-1])[real], ids[:, 1:][real])
+        size = torch.nn.functional.cross_entropy(self.size(seen[:, -1]), real.sum(1))
+        return SimpleNamespace(losses=dict(clm=clm, size=3 * size), loss=clm + 3 * size)
+
+
+def test_the_step_knows_no_objective_by_name():
+    ids = torch.randint(1, 20, (7, 6), generator=seeded(0))
+    for row, length in enumerate((6, 2, 4, 3, 6, 5, 2)): ids[row, length:] = 0
+    torch.manual_seed(0)
+    whole, parts = (model := Bag().double()), copy.deepcopy(model)
+    whole(ids).loss.backward()
+    found = forward_backward(parts, dict(ids=ids), replace(CONFIG, accumulate=3))
+    assert list(found) == ["loss", "clm_loss", "size_loss"] and found["loss"] == pytest.approx(whole(ids).loss.item(), rel=1e-12)
+    for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
+    model, config = Bag(), replace(CONFIG, steps=40, learning_rate=0.1)
+    optimizers = make_optimizers(model, config)
+    lines = [train_step(model, optimizers, dict(ids=ids), step, config) for step in range(40)]
+    assert lines[-1]["clm_loss"] < 0.7 * lines[0]["clm_loss"] and lines[-1]["size_loss"] < 0.7 * lines[0]["size_loss"]
 
 
 def test_a_request_for_slow_bfloat16_is_warned_of(texts, small, monkeypatch):
@@ -554,7 +584,7 @@ def test_losses_of_float64_stay_float64(texts, small):
     model, sampler = fresh(small).double(), make_sampler(*texts, CONFIG)
     config = replace(CONFIG, optimizer="adamw")
     metrics = train_step(model, make_optimizers(model, config), sampler.batch(0, 4), 0, config)
-    batch = {name: values for name, values in sampler.batch(0, 4).items() if name in INPUTS}
+    batch = sampler.batch(0, 4)
     again = fresh(small).double()
     with torch.random.fork_rng():
         torch.manual_seed(seeded(config.seed, 0, 1).initial_seed())

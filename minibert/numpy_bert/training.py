@@ -19,8 +19,8 @@ from .layers import (
 from .model import backward
 
 # %% auto #0
-__all__ = ['INPUTS', 'memory_budget', 'rate_at', 'clip_', 'adamw_', 'first_moments', 'gradients', 'as_arrays', 'update_',
-           'pretrain_numpy', 'evaluate_numpy', 'norms_by_part']
+__all__ = ['memory_budget', 'rate_at', 'clip_', 'adamw_', 'first_moments', 'gradients', 'as_arrays', 'update_', 'pretrain_numpy',
+           'evaluate_numpy', 'norms_by_part']
 
 # %% ../../nbs/21_numpy_training.ipynb #7b007e72
 def memory_budget(
@@ -145,13 +145,9 @@ def gradients(
     return {"loss": losses["mlm_loss"] + losses["nsp_loss"]} | losses, grads
 
 # %% ../../nbs/21_numpy_training.ipynb #04622f69
-INPUTS = (
-    "input_ids", "token_type_ids", "attention_mask", "labels", "next_sentence_label")
-
-
 def as_arrays(batch: dict) -> dict[str, Array]:
-    "The inputs of a sampler's batch as NumPy arrays."
-    return {name: np.asarray(batch[name]) for name in INPUTS if name in batch}
+    "A sampler's batch as NumPy arrays."
+    return {name: np.asarray(values) for name, values in batch.items()}
 
 # %% ../../nbs/21_numpy_training.ipynb #3186e0d5
 def update_(
