@@ -63,7 +63,7 @@ def read(folder: Path, name: str) -> dict[str, str]:
         where = f"{name}/{file.relative_to(folder).as_posix()}"
         if "checkpoints" in file.parts or "corpus" in file.parts or "held-out" in file.parts: continue
         if file.name == "metrics.jsonl":
-            for k, line in enumerate(file.read_text(encoding="utf8").splitlines()): found |= floats(f"{where}/{k}", json.loads(line))
+            for line in map(json.loads, file.read_text(encoding="utf8").splitlines()): found |= floats(f"{where}/{line['step']}", line)
         elif file.name in ("summary.json", "probe.json"): found |= floats(where, json.loads(file.read_text(encoding="utf8")))
         elif file.name == "model.safetensors":
             for tensor, values in load_file(file).items():

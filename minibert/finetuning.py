@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'read_examples', 'take_share', 'hold_out', 'bag_of_words', 'pool', 'ClassifierOutput',
-           'BertClassifier', 'ExampleSampler', 'ask', 'judge', 'fit_linear', 'train_frozen', 'finetune',
+           'BertClassifier', 'ExampleSampler', 'ask', 'judge', 'fit_linear', 'train_frozen', 'KeepBest', 'finetune',
            'accuracy_figures', 'difference', 'classifier_to_hf', 'save_classifier', 'load_classifier', 'classify',
            'FinetuneConfig', 'read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
 
@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .attention import MultiHeadAttention
 from .config import BertConfig, write_whole
@@ -42,10 +41,9 @@ from .evaluation import row_interval, wilson
 from .heads import BertForPreTraining
 from .model import BertModel, initialise_
 from .tokenizer import WordPieceTokenizer, pad_rows
-from .training import (
-    TrainingConfig, asked_to_stop, best_checkpoint, check_same, latest_checkpoint,
-    list_checkpoints, make_optimizers, only_run_in, own_device, read_metrics,
-    restore_optimizers_, save_checkpoint, schedule_at)
+from minibert.training import (
+    TrainingConfig, best_checkpoint, fit, join_processes, list_checkpoints, own_device,
+    share_weights_)
 from .weights import find_checkpoint, read_tensors, from_hf, load_pretrained, to_hf
 
 # %% ../nbs/18_finetuning.ipynb #91610812
@@ -312,6 +310,7 @@ class ClassifierOutput:
 
     loss: Tensor | None  # the mean over the batch, where labels were given
     logits: Tensor  # (B, L)
+    losses: dict[str, Tensor]  # the same mean, "label"
 
 # %% ../nbs/18_finetuning.ipynb #71b7c977
 class BertClassifier(nn.Module):
@@ -327,12 +326,18 @@ class BertClassifier(nn.Module):
         self.classifier = nn.Linear(self.config.hidden_size, len(self.names))
         initialise_(self.classifier, self.config.initializer_range, generator)
 
+    def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
+        "How many answers the loss is a mean of."
+        labels = batch.get("labels")
+        return {} if labels is None else dict(label=len(labels))
+
     def forward(self, input_ids, token_type_ids=None, attention_mask=None, labels=None):
         x = pool(self.bert, self.pooling, input_ids, token_type_ids, attention_mask)
         logits = self.classifier(self.dropout(x))
-        if labels is None: return ClassifierOutput(None, logits)
+        if labels is None: return ClassifierOutput(None, logits, {})
         exact = torch.promote_types(logits.dtype, torch.float32)
-        return ClassifierOutput(F.cross_entropy(logits.to(exact), labels), logits)
+        loss = F.cross_entropy(logits.to(exact), labels)
+        return ClassifierOutput(loss, logits, dict(label=loss))
 
 # %% ../nbs/18_finetuning.ipynb #a4dccd4d
 def _plan(lengths: np.ndarray, size: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -357,7 +362,7 @@ class _Encoded:
         self.rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
         self.lengths = np.array([len(row["input_ids"]) for row in self.rows])
         told = json.dumps([self.rows, examples.labels.tolist(), examples.names])
-        self.info = dict(examples=len(self), length=length, seed=seed,
+        self.info = dict(count=len(self), length=length, seed=seed,
                          sha256=sha256(told.encode()).hexdigest())
         self.plan = {}
 
@@ -455,115 +460,20 @@ def train_frozen(
         model.classifier.bias.copy_(b)
     return lines
 
-# %% ../nbs/18_finetuning.ipynb #a26bb8cf
-def _gradients(model, batch: dict[str, Tensor], config: TrainingConfig) -> float:
-    "Add the gradient of a batch, part by part, each counted by its share; the loss."
-    device, rows = next(model.parameters()).device, len(batch["labels"])
-    half, total = config.precision == "bfloat16", 0
-    parts = min(config.accumulate, rows)  # the last batch of an epoch may be small
-    columns = [values.tensor_split(parts) for values in batch.values()]
-    for part in zip(*columns):
-        part = {name: values.to(device) for name, values in zip(batch, part)}
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            out = model(**part)
-        loss = out.loss * (len(part["labels"]) / rows)
-        loss.backward()
-        total = total + loss.detach()
-    return total.item()
-
-# %% ../nbs/18_finetuning.ipynb #f5daa329
-def _step(model, optimizers, batch, step: int, config: TrainingConfig) -> dict:
-    "One update of all weights; FloatingPointError instead if it is not finite."
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seeded(config.seed, step, 1).initial_seed())
-        loss = _gradients(model, batch, config)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
-    if not math.isfinite(norm + loss):
-        raise FloatingPointError(f"Step {step + 1} has a loss of {loss:.4g} and a "
-                                 f"gradient norm of {norm:.4g}: lower the rate.")
-    share = schedule_at(step, config)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = share * group.setdefault("peak", group["lr"])
-        optimizer.step()
-        optimizer.zero_grad()
-    return dict(loss=loss, grad_norm=norm, learning_rate=share * config.learning_rate)
-
 # %% ../nbs/18_finetuning.ipynb #5f1d5354
-class _Best:
-    "The weights of the lowest held-out loss: a checkpoint's, or kept in memory."
+class KeepBest:
+    "A `measure` for `fit` that remembers the weights of the lowest held-out loss."
 
-    def __init__(self, folder):
-        self.folder, self.loss, self.state = folder, math.inf, {}
+    def __init__(self, chosen_by: ExampleSampler, remember: bool = True):
+        self.chosen_by, self.remember = chosen_by, remember
+        self.loss, self.state = math.inf, None
 
-    def offer(self, model: nn.Module, loss: float) -> None:
-        "Without a folder, keep the model's weights if they are the best so far."
-        if self.folder or not loss < self.loss: return
-        self.loss = loss
-        self.state = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def take(self, model: nn.Module) -> None:
-        "Give the model the best weights."
-        if self.folder:
-            checkpoint, _ = best_checkpoint(self.folder)
-            self.state = load_file(checkpoint / "model.safetensors")
-        model.load_state_dict(self.state)
-
-# %% ../nbs/18_finetuning.ipynb #265f1e8c
-def _note(history, line, folder, bar, on_log):
-    "Keep a line of metrics, on disk too, and show it."
-    history.append(line)
-    shown = "loss", "held_out_loss", "held_out_accuracy"
-    bar.set_postfix({name: f"{line[name]:.3f}" for name in shown if name in line})
-    if folder:
-        with open(Path(folder) / "metrics.jsonl", "a", encoding="utf8") as file:
-            file.write(json.dumps(line) + "\n")
-    if on_log: on_log(history)
-
-# %% ../nbs/18_finetuning.ipynb #681e60ab
-def _about(model, train, chosen_by, config) -> dict:
-    "What a run that goes on must agree with."
-    head = dict(pooling=model.pooling, dropout=model.dropout.p)
-    return dict(model=asdict(model.config) | head, training=asdict(config),
-                train=train.info, chosen_by=chosen_by.info)
-
-# %% ../nbs/18_finetuning.ipynb #1d22fda7
-def _measure(model: BertClassifier, chosen_by: ExampleSampler) -> dict[str, float]:
-    "Loss and accuracy on the part set aside."
-    return judge(ask(model, chosen_by), chosen_by.examples.labels)
-
-
-def _where(done, config, folder) -> str:
-    "What to say to the one who stopped a run."
-    kept = f"saved in {folder}" if folder else "not saved"
-    return f"Stopped after step {done} of {config.steps}: {kept}."
-
-# %% ../nbs/18_finetuning.ipynb #ef410630
-def _loop(model, optimizers, parts, config, folder, history, on_log, progress):
-    "From the last step in `history` to the end; the best weights at the end."
-    train, chosen_by = parts
-    best, done = _Best(folder), history[-1]["step"] if history else 0
-    bar = tqdm(total=config.steps, initial=done, unit="step", disable=not progress)
-    with bar, asked_to_stop() as stop:
-        while done < config.steps:
-            batch = train.batch(done, config.batch_size)
-            line = _step(model, optimizers, batch, done, config)
-            done += 1
-            bar.update()
-            due = done % config.checkpoint_steps == 0 or done == config.steps
-            told = _measure(model, chosen_by) if due else {}
-            best.offer(model, told.get("held_out_loss", math.inf))
-            line |= told
-            if due or stop.is_set() or done % config.log_steps == 0:
-                _note(history, dict(step=done) | line, folder, bar, on_log)
-            if folder and (due or stop.is_set()):
-                save_checkpoint(folder, done, model, optimizers,
-                                _about(model, *parts, config),
-                                config.keep_checkpoints, told)
-            if stop.is_set() and done < config.steps:
-                raise KeyboardInterrupt(_where(done, config, folder))
-    best.take(model)
+    def __call__(self, model: BertClassifier) -> dict[str, float]:
+        told = judge(ask(model, self.chosen_by), self.chosen_by.examples.labels)
+        if self.remember and told["held_out_loss"] < self.loss:
+            self.loss, state = told["held_out_loss"], model.state_dict()
+            self.state = {name: value.clone() for name, value in state.items()}
+        return told
 
 # %% ../nbs/18_finetuning.ipynb #05778418
 def finetune(
@@ -572,37 +482,18 @@ def finetune(
     chosen_by: ExampleSampler,  # asked at each checkpoint: the lowest loss is the best
     config: TrainingConfig,
     folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
-    *,
-    resume: bool = False,  # go on from the newest checkpoint in the folder
-    on_log: Callable[[list[dict]], None] | None = None,  # given all lines at each one
-    progress: bool = True,  # a bar
+    **watch,  # resume, on_log, observe, progress: see `fit`
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Train every weight on labelled texts, where the model is; Ctrl-C saves and stops."
-    parts, history = (train, chosen_by), []
-    choose_precision(config.precision, next(model.parameters()).device)  # may warn
-    with only_run_in(folder):
-        optimizers = make_optimizers(model.train(), config)
-        if resume: history = _restore(model, optimizers, parts, config, folder)
-        elif folder: _begin_in(Path(folder))
-        _loop(model, optimizers, parts, config, folder, history, on_log, progress)
+    best = KeepBest(chosen_by, remember=folder is None)
+    about = dict(chosen_by=chosen_by.info,
+                 head=dict(pooling=model.pooling, dropout=model.dropout.p))
+    history = fit(model, train, config, folder, about=about, measure=best, **watch)
+    if join_processes()[0] == 0:
+        if folder: best.state = load_file(best_checkpoint(folder)[0] / "model.safetensors")
+        model.load_state_dict(best.state)
+    share_weights_(model)
     return history
-
-# %% ../nbs/18_finetuning.ipynb #bdf02695
-def _begin_in(folder: Path) -> None:
-    "Make sure that no run stands in the way; FileExistsError where one does."
-    if list_checkpoints(folder):
-        raise FileExistsError(f"{folder} holds a run already: resume it, or give "
-                              "another folder.")
-    (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a run without a checkpoint
-
-# %% ../nbs/18_finetuning.ipynb #4bd6a6ba
-def _restore(model, optimizers, parts, config, folder) -> list[dict]:
-    "Load the newest checkpoint, if it is of this run; the metrics up to there."
-    checkpoint, state = latest_checkpoint(folder)
-    check_same(state["about"], _about(model, *parts, config))
-    model.load_state_dict(load_file(checkpoint / "model.safetensors"))
-    restore_optimizers_(optimizers, load_file(checkpoint / "optimizer.safetensors"))
-    return read_metrics(folder, state["step"])
 
 # %% ../nbs/18_finetuning.ipynb #d0606ce2
 def accuracy_figures(

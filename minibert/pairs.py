@@ -201,6 +201,11 @@ class PairSampler:
         self.objectives = read_objectives(objectives)
         self.masking = _masking(tokenizer, probability, whole_words)
 
+    @property
+    def info(self) -> dict:
+        "What a run that goes on must find again: the corpus, by its fingerprints."
+        return self.corpus.info
+
     def draw(self, count: int, generator: torch.Generator) -> Pairs:
         "Draw pairs as `draw_pairs` does, for this corpus and length."
         return draw_pairs(self.places, count, self.length, self.short, generator)

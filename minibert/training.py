@@ -17,19 +17,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 # %% auto #0
 __all__ = ['TrainingConfig', 'check_training', 'schedule_at', 'parameter_groups', 'BatchedMuon', 'make_optimizers', 'split_batch',
            'join_processes', 'own_device', 'add_up_', 'any_process', 'forward_backward', 'train_step',
            'optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'save_checkpoint', 'check_checkpoint',
            'latest_checkpoint', 'best_checkpoint', 'keep_freed_memory', 'asked_to_stop', 'only_run_in', 'describe',
-           'forecast', 'pretrain', 'to_tensorboard', 'check_same', 'read_metrics', 'make_sampler', 'resume']
+           'TrainState', 'share_weights_', 'forecast', 'check_same', 'read_metrics', 'fit', 'pretrain',
+           'to_tensorboard', 'make_sampler', 'read_about', 'resume']
 
 # %% ../nbs/14_training.ipynb #ee0a730b
 import torch
@@ -243,14 +244,16 @@ def forward_backward(
     config: TrainingConfig,
 ) -> dict[str, float]:  # of the whole batch: loss, and mlm_loss, nsp_loss or the like
     "The gradient of the whole batch, part by part, each counted by its share."
-    rank, world = join_processes()
+    (rank, world), rows = join_processes(), len(next(iter(batch.values())))
     whole, device = model.counts(batch), next(model.parameters()).device
     if not whole: raise ValueError(_unasked(batch))
     exact = torch.promote_types(next(model.parameters()).dtype, torch.float32)
     sums = {name: torch.zeros((), dtype=exact, device=device) for name in whole}
     bfloat16 = config.precision == "bfloat16"
-    for part in list(split_batch(batch, world * config.accumulate))[rank::world]:
+    parts = list(split_batch(batch, min(world * config.accumulate, rows)))
+    for part in parts[rank::world] or [parts[0]]:
         counts = model.counts(part)
+        if rank >= len(parts): counts = dict.fromkeys(counts, 0)  # others have it all
         part = {name: values.to(device) for name, values in part.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             means = model(**part).losses
@@ -473,34 +476,49 @@ def only_run_in(folder: str | Path | None) -> Iterator[None]:
                            "give another folder.") from None
 
 
-def describe(model: nn.Module, sampler: PairSampler, config: TrainingConfig) -> dict:
-    "What a resumed run must agree with: the model's sizes, the corpus, the recipe."
-    return dict(model=asdict(model.config), corpus=sampler.corpus.info,
+def describe(model: nn.Module, examples, config: TrainingConfig) -> dict:
+    "What a resumed run must agree with: the model's sizes, the examples, the recipe."
+    return dict(model=asdict(model.config), examples=examples.info,
                 training=asdict(config))
 
 # %% ../nbs/14_training.ipynb #89d36dd0
-def _train(model, optimizers, sampler, config, folder, history, done, watch, spent=0.0):
-    "From step `done` to the last one; `pretrain` and `resume` are its two doors."
-    about, began = describe(model, sampler, config), time.monotonic()
-    where, saved, (folder, watch) = folder, began, _start(model, config, folder, watch)
-    with _bar(config, done, watch) as bar, asked_to_stop() as asked:
-        while done < config.steps:
-            batch = sampler.batch(done, config.batch_size)
-            due, logged = _due(done + 1, config, watch)
-            line = _step_or_save(model, optimizers, batch, done, config, folder,
-                                 watch.observe if logged else None)
-            done += 1
+@dataclass
+class TrainState:
+    "A run under way: what is trained, from what, by what recipe, and how far it is."
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    examples: Any  # has batch(step, n) and info
+    config: TrainingConfig
+    folder: Path | None
+    about: dict  # what a resumed run must agree with
+    step: int = 0  # steps done
+    history: list[dict] = field(default_factory=list)  # the lines of metrics.jsonl
+    seconds: float = 0.0  # of training, in earlier parts of the run
+
+    first = property(lambda self: join_processes()[0] == 0)  # who alone writes
+
+
+def _train(state: TrainState, watch: _Watch) -> None:
+    "From the state's step to the last one."
+    config, began = state.config, time.monotonic()
+    saved = began
+    with _bar(state, watch) as bar, asked_to_stop() as asked:
+        while state.step < config.steps:
+            due, logged = _due(state.step + 1, config, watch)
+            line = _step_or_save(state, watch.observe if logged else None)
+            state.step += 1
             bar.update()
-            measured = _measured(model, watch.measure) if due else {}
-            if logged: _log(history, done, line, measured, folder, bar, watch.on_log)
+            measured = _measured(state.model, watch.measure) if due else {}
+            if logged: _log(state, line, measured, bar, watch.on_log)
             now, stop = time.monotonic(), any_process(asked.is_set())
             late = now - saved > 60 * config.checkpoint_minutes
-            if folder and (due or late or stop):
-                save_checkpoint(folder, done, model, optimizers, about,
-                                config.keep_checkpoints, measured, spent + now - began)
+            if state.folder and state.first and (due or late or stop):
+                save_checkpoint(state.folder, state.step, state.model, state.optimizers,
+                                state.about, config.keep_checkpoints, measured,
+                                state.seconds + now - began)
                 saved = time.monotonic()
-            if stop and done < config.steps: raise _stopped(done, config, where)
-    return history
+            if stop and state.step < config.steps: raise _stopped(state)
 
 # %% ../nbs/14_training.ipynb #bc0060ec
 @dataclass(frozen=True)
@@ -521,19 +539,15 @@ def _due(step, config, watch):
     return due, bool(logged or due and watch.measure)
 
 # %% ../nbs/14_training.ipynb #dea4c5c4
-def _start(model, config, folder, watch):
-    "All begin with the weights of the first process, who alone has folder and watch."
-    model.train()
-    rank, world = join_processes()
-    choose_precision(config.precision, next(model.parameters()).device)  # may warn
-    if world > 1:
-        for tensor in model.state_dict().values(): dist.broadcast(tensor, 0)
-    return (folder, watch) if rank == 0 else (None, _Watch(progress=False))
+def share_weights_(model: nn.Module) -> None:
+    "Give every process the weights of the first; for one alone, nothing."
+    if join_processes()[1] == 1: return
+    for tensor in model.state_dict().values(): dist.broadcast(tensor, 0)
 
 
-def _bar(config, done, watch):
-    off = not watch.progress
-    return tqdm(total=config.steps, initial=done, unit="step", disable=off)
+def _bar(state, watch):
+    return tqdm(total=state.config.steps, initial=state.step, unit="step",
+                disable=not (watch.progress and state.first))
 
 
 def forecast(
@@ -556,60 +570,140 @@ def _measured(model, measure):
     return figures
 
 
-def _log(history, step, line, measured, folder, bar, on_log):
+def _log(state, line, measured, bar, on_log):
     "Keep a line of metrics, on disk too, and show it."
-    line = _joined(dict(step=step) | line, measured)
-    history.append(line)
+    line = _joined(dict(step=state.step) | line, measured)
+    state.history.append(line)
     if not bar.disable:
         said = bar.format_dict
         bar.set_description_str(
             forecast(said["elapsed"], bar.n - bar.initial, bar.total), refresh=False)
         bar.set_postfix({name.removesuffix("_loss"): f"{value:.3f}"
-                         for name, value in line.items() if name.endswith("_loss") and name not in measured})
-    if folder:
-        with open(Path(folder) / "metrics.jsonl", "a", encoding="utf8") as file:
+                         for name, value in line.items() if name.endswith("_loss")
+                         and (name not in measured or name == "held_out_loss")})
+    if state.folder and state.first:
+        with open(Path(state.folder) / "metrics.jsonl", "a", encoding="utf8") as file:
             file.write(json.dumps(line) + "\n")
-    if on_log: on_log(history)
+    if on_log: on_log(state.history)
 
 # %% ../nbs/14_training.ipynb #e8f711ae
-def _step_or_save(model, optimizers, batch, step, config, folder, observe):
+def _step_or_save(state, observe):
     "Take the step; where its gradient is not finite, keep the batch for study."
-    try: return train_step(model, optimizers, batch, step, config, observe)
+    step, config = state.step, state.config
+    batch = state.examples.batch(step, config.batch_size)
+    try: return train_step(state.model, state.optimizers, batch, step, config, observe)
     except FloatingPointError as problem:
         kept = ""
-        if folder:
-            path = Path(folder) / f"batch-of-step-{step + 1}.safetensors"
+        if state.folder and state.first:
+            path = Path(state.folder) / f"batch-of-step-{step + 1}.safetensors"
             save_file({name: values.contiguous() for name, values in batch.items()}, path)
             kept = f" The batch is kept in {path}."
         any_process(False)  # who leaves first ends the others
         raise FloatingPointError(f"{problem}{kept}") from None
 
 
-def _stopped(done, config, folder):
+def _stopped(state):
     "What to say to the one who stopped a run, once everything is written."
     any_process(False)
-    kept = f"saved in {folder}; go on with --resume {folder}" if folder else "not saved"
-    return KeyboardInterrupt(f"Stopped after step {done} of {config.steps}: {kept}.")
+    kept = (f"saved in {state.folder}; go on with --resume {state.folder}"
+            if state.folder else "not saved")
+    steps = f"{state.step} of {state.config.steps}"
+    return KeyboardInterrupt(f"Stopped after step {steps}: {kept}.")
+
+# %% ../nbs/14_training.ipynb #e316ce2a
+def check_same(
+    before: dict,  # what the checkpoint was made with
+    now: dict,  # what it is to go on with
+) -> None:
+    "Refuse to go on with another model, corpus or recipe: ValueError naming them."
+    differs = []
+    for part in now:
+        then, here = before.get(part, {}), now[part]
+        for name in sorted(then.keys() | here.keys()):
+            old, new = then.get(name), here.get(name)
+            if old != new: differs.append(f"{part}.{name} was {old!r} and is {new!r}")
+    if differs:
+        raise ValueError("A run goes on only as it began, and here "
+                         f"{'; '.join(differs)}: give the same, or start a new run.")
+
+# %% ../nbs/14_training.ipynb #d576f541
+def read_metrics(folder: str | Path, last: int) -> list[dict]:
+    "The whole lines of metrics.jsonl up to step `last`; the file keeps no others."
+    path, history = Path(folder) / "metrics.jsonl", []
+    for line in path.read_text(encoding="utf8").splitlines():
+        try: history.append(json.loads(line))
+        except ValueError: break
+    history = [line for line in history if line["step"] <= last]
+    if join_processes()[0] > 0: return history
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in history))
+    return history
+
+# %% ../nbs/14_training.ipynb #6b1f0a02
+def _check_parts(config):
+    parts = join_processes()[1] * config.accumulate
+    if parts > config.batch_size:
+        raise ValueError(
+            f"A batch of {config.batch_size} rows cannot be cut into {parts} parts "
+            "(processes times accumulate): give larger batches.")
+
+
+def _begin(model, examples, config, folder, about, resume):
+    "The state of a run before its next step."
+    about = describe(model, examples, config) | (about or {})
+    if resume:
+        checkpoint, found = latest_checkpoint(folder)
+        check_same(found["about"], about)
+        weights = load_file(checkpoint / "model.safetensors")
+        dtype = weights[next(model.named_parameters())[0]].dtype
+        model.to(dtype).load_state_dict(weights)
+    elif folder:
+        if list_checkpoints(folder):
+            raise FileExistsError(f"{folder} holds a run already: resume it, or give "
+                                  "another folder.")
+        if join_processes()[0] == 0: (Path(folder) / "metrics.jsonl").unlink(True)
+    choose_precision(config.precision, next(model.parameters()).device)  # may warn
+    share_weights_(model.train())
+    state = TrainState(
+        model, make_optimizers(model, config), examples, config, folder, about)
+    if resume:
+        memory = load_file(checkpoint / "optimizer.safetensors")
+        restore_optimizers_(state.optimizers, memory)
+        state.step, state.seconds = found["step"], found.get("seconds", 0.0)
+        state.history = read_metrics(folder, state.step)
+    return state
 
 # %% ../nbs/14_training.ipynb #99e999ee
-def pretrain(
-    model: nn.Module,  # a BertForPreTraining, trained in place
-    sampler: PairSampler,
+def fit(
+    model: nn.Module,  # trained in place; has config, counts, and losses in its output
+    examples,  # has batch(step, n), and info for a run that goes on
     config: TrainingConfig,
     folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
     *,
+    resume: bool = False,  # go on from the newest checkpoint in the folder
+    about: dict | None = None,  # what else a resumed run must agree with
     on_log: Callable[[list[dict]], None] | None = None,  # given all lines at each one
     observe: Callable[[nn.Module], AbstractContextManager[dict]] | None = None,
     measure: Callable[[nn.Module], dict] | None = None,  # at checkpoints: held_out_loss
     progress: bool = True,  # a bar
 ) -> list[dict]:  # the lines of metrics.jsonl
-    "Pre-train on both objectives (Devlin et al. 2018, 3.1); Ctrl-C saves and stops."
-    if folder and list_checkpoints(folder):
-        raise FileExistsError(f"{folder} holds a run already: resume it, or give "
-                              "another folder.")
+    "Train a model on examples to the config's last step; Ctrl-C saves and stops."
+    _check_parts(config)
     with only_run_in(folder):
-        return _train(model, make_optimizers(model, config), sampler, config, folder,
-                      [], 0, _Watch(on_log, observe, measure, progress))
+        state = _begin(model, examples, config, folder, about, resume)
+        watch = _Watch(on_log, observe, measure, progress)
+        _train(state, watch if state.first else _Watch())
+    return state.history
+
+
+def pretrain(
+    model: BertForPreTraining,  # trained in place
+    sampler: PairSampler,
+    config: TrainingConfig,
+    folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
+    **watch,  # on_log, observe, measure, progress: see `fit`
+) -> list[dict]:  # the lines of metrics.jsonl
+    "Pre-train on both objectives (Devlin et al. 2018, 3.1); Ctrl-C saves and stops."
+    return fit(model, sampler, config, folder, **watch)
 
 # %% ../nbs/14_training.ipynb #cda663ba
 def to_tensorboard(
@@ -633,33 +727,6 @@ def to_tensorboard(
         writer.flush()
     return write
 
-# %% ../nbs/14_training.ipynb #e316ce2a
-def check_same(
-    before: dict,  # what the checkpoint was made with
-    now: dict,  # what it is to go on with
-) -> None:
-    "Refuse to go on with another model, corpus or recipe: ValueError naming them."
-    differs = []
-    for part in now:
-        for name in sorted(before[part].keys() | now[part].keys()):
-            old, new = before[part].get(name), now[part].get(name)
-            if old != new: differs.append(f"{part}.{name} was {old!r} and is {new!r}")
-    if differs:
-        raise ValueError("A run goes on only as it began, and here "
-                         f"{'; '.join(differs)}: give the same, or start a new run.")
-
-# %% ../nbs/14_training.ipynb #d576f541
-def read_metrics(folder: str | Path, last: int) -> list[dict]:
-    "The whole lines of metrics.jsonl up to step `last`; the file keeps no others."
-    path, history = Path(folder) / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf8").splitlines():
-        try: history.append(json.loads(line))
-        except ValueError: break
-    history = [line for line in history if line["step"] <= last]
-    if join_processes()[0] > 0: return history
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in history))
-    return history
-
 # %% ../nbs/14_training.ipynb #ddae060d
 def make_sampler(
     corpus: Corpus,
@@ -680,12 +747,12 @@ def _reopen(folder, config):
     return make_sampler(Corpus.open(folder / "corpus", tokenizer), tokenizer, config)
 
 
-def _load_model(checkpoint, sizes, device):
-    "The model of a checkpoint, in the precision that it was trained in."
-    weights = load_file(checkpoint / "model.safetensors")
-    model = BertForPreTraining(BertConfig(**sizes))
-    model.to(device, weights["mlm_head.bias"].dtype).load_state_dict(weights)
-    return model
+def read_about(folder: str | Path) -> dict:  # model, examples, training
+    "How a run was begun, by its newest checkpoint; FileNotFoundError without one."
+    for checkpoint in list_checkpoints(folder)[::-1]:
+        try: return json.loads((checkpoint / "state.json").read_text("utf8"))["about"]
+        except (OSError, ValueError, KeyError): continue
+    return latest_checkpoint(folder)[1]["about"]
 
 # %% ../nbs/14_training.ipynb #d064de33
 def resume(
@@ -694,21 +761,11 @@ def resume(
     config: TrainingConfig | None = None,  # None: as it began
     *,
     device: torch.device | str = "cpu",  # where to go on
-    on_log: Callable[[list[dict]], None] | None = None,
-    observe: Callable[[nn.Module], AbstractContextManager[dict]] | None = None,
-    measure: Callable[[nn.Module], dict] | None = None,
-    progress: bool = True,
+    **watch,  # on_log, observe, measure, progress: see `fit`
 ) -> tuple[BertForPreTraining, list[dict]]:  # the model, the lines of metrics.jsonl
     "Go on from the newest checkpoint, bit for bit as if the run had never stopped."
-    with only_run_in(folder):
-        checkpoint, state = latest_checkpoint(folder)
-        about, done = state["about"], state["step"]
-        config = config or TrainingConfig(**about["training"])
-        sampler = sampler or _reopen(Path(folder), config)
-        model = _load_model(checkpoint, about["model"], device)
-        check_same(about, describe(model, sampler, config))
-        optimizers = make_optimizers(model, config)
-        restore_optimizers_(optimizers, load_file(checkpoint / "optimizer.safetensors"))
-        return model, _train(
-            model, optimizers, sampler, config, folder, read_metrics(folder, done),
-            done, _Watch(on_log, observe, measure, progress), state.get("seconds", 0.0))
+    about = read_about(folder)
+    config = config or TrainingConfig(**about["training"])
+    sampler = sampler or _reopen(Path(folder), config)
+    model = BertForPreTraining(BertConfig(**about["model"])).to(device)
+    return model, fit(model, sampler, config, folder, resume=True, **watch)

@@ -61,7 +61,7 @@ def apart(a, b): return max(abs(x - y) for x, y in zip(a, b, strict=True))
 class Interrupted:
     "A sampler that presses Ctrl-C in one process, while it draws the batch of a step."
 
-    def __init__(self, sampler, rank): self.sampler, self.corpus, self.rank = sampler, sampler.corpus, rank
+    def __init__(self, sampler, rank): self.sampler, self.info, self.rank = sampler, sampler.info, rank
 
     def batch(self, step, size):
         if step == 5 and self.rank == 1: signal.raise_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import (
-    BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, forward_backward, latest_checkpoint,
+    BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, fit, forward_backward, latest_checkpoint,
     list_checkpoints, make_optimizers, make_sampler, only_run_in, optimizer_tensors, own_device, parameter_groups, pretrain, restore_optimizers_, resume,
     save_checkpoint, schedule_at, to_tensorboard, train_step)
 
@@ -180,11 +180,18 @@ def test_parts_without_a_predicted_token_count_as_nothing(texts, small):
     for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
 
 
+@dataclass(frozen=True)
+class BagConfig:
+    V: int
+    D: int
+
+
 class Bag(torch.nn.Module):
     "A model of another kind: the mean of the words so far guesses the next one, and the last word the length."
 
     def __init__(self, V=20, D=8):
         super().__init__()
+        self.config = BagConfig(V, D)
         self.table, self.out, self.size = torch.nn.Embedding(V, D), torch.nn.Linear(D, V), torch.nn.Linear(D, 6)
 
     def counts(self, batch): return dict(clm=int((batch["ids"][:, 1:] > 0).sum()), size=len(batch["ids"]))
@@ -210,6 +217,29 @@ def test_the_step_knows_no_objective_by_name():
     optimizers = make_optimizers(model, config)
     lines = [train_step(model, optimizers, dict(ids=ids), step, config) for step in range(40)]
     assert lines[-1]["clm_loss"] < 0.7 * lines[0]["clm_loss"] and lines[-1]["size_loss"] < 0.7 * lines[0]["size_loss"]
+
+
+class Rows:
+    "Examples of another kind: rows of numbers, 1 to 19, that a step draws anew."
+
+    info = dict(rows="by lot")
+    def batch(self, step, n): return dict(ids=torch.randint(1, 20, (n, 6), generator=seeded(step, 5)))
+
+
+def test_fit_trains_and_resumes_any_model(tmp_path):
+    config, whole = replace(CONFIG, accumulate=3, checkpoint_steps=4), Bag()
+    parts = copy.deepcopy(whole)
+    lines = fit(whole, Rows(), config, measure=lambda model: dict(held_out_loss=0.0), progress=False)
+    def cut(history):
+        if history[-1]["step"] == 6: raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(parts, Rows(), config, tmp_path, measure=lambda model: dict(held_out_loss=0.0), on_log=cut, progress=False)
+    again = Bag(20, 8)
+    assert fit(again, Rows(), config, tmp_path, resume=True, measure=lambda model: dict(held_out_loss=0.0), progress=False) == lines
+    assert equal(whole, again) and {"clm_loss", "size_loss"} < lines[0].keys()
+    with pytest.raises(ValueError, match="model.D was 8 and is 9"): fit(Bag(20, 9), Rows(), config, tmp_path, resume=True, progress=False)
+    with pytest.raises(ValueError, match="house was None and is 'red'|head"):
+        fit(Bag(), Rows(), config, tmp_path, resume=True, about=dict(head=dict(house="red")), progress=False)
 
 
 def test_a_request_for_slow_bfloat16_is_warned_of(texts, small, monkeypatch):
@@ -442,7 +472,7 @@ def test_resuming_something_else_is_refused_by_name(texts, small, tmp_path):
     with pytest.raises(ValueError, match="training.seed was 0 and is 7"):
         resume(tmp_path, sampler, replace(CONFIG, seed=7), progress=False)
     other = Corpus.build(load_documents("stories", limit=50), texts[1])
-    with pytest.raises(ValueError, match="corpus"):
+    with pytest.raises(ValueError, match=r"examples\.n_tokens was"):
         resume(tmp_path, make_sampler(other, texts[1], CONFIG), progress=False)
     with pytest.raises(FileExistsError, match="holds a run already"):
         pretrain(fresh(small), sampler, CONFIG, tmp_path, progress=False)
