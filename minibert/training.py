@@ -650,6 +650,8 @@ def _check_parts(config):
 def _begin(model, examples, config, folder, about, resume):
     "The state of a run before its next step."
     about = describe(model, examples, config) | (about or {})
+    if resume and folder is None:
+        raise ValueError("A run goes on from its folder, and none is given: name it.")
     if resume:
         checkpoint, found = latest_checkpoint(folder)
         check_same(found["about"], about)
