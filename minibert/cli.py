@@ -795,7 +795,9 @@ def finish(model: BertForPreTraining, seconds: float | None, run: Run) -> None:
     print("\n" + figures(summary))
     show_what_it_learned(model, run)
     print(f"\nSaved in {run.folder}. Ask it more:")
-    print(f'  minibert fill-mask {run.folder} "the [MASK] was red ."')
+    if "mlm_loss" in summary:
+        print(f'  minibert fill-mask {run.folder} "the [MASK] was red ."')
+    else: print(f'  minibert next-sentence {run.folder} "Tom was hungry." "He ate."')
 
 # %% ../nbs/90_cli.ipynb #76ba0421
 def with_text(options: Evaluate, model: BertForPreTraining) -> Run:
@@ -876,6 +878,9 @@ def run_finetune(options: Finetune) -> None:
     if options.resume is None and not (options.run and options.dataset):
         raise ValueError("There is nothing to learn from: give a run's folder and "
                          "--dataset, or go on with --resume and a folder.")
+    if join_processes()[1] > 1:
+        raise ValueError("The command fine-tunes in one process: start it without "
+                         "torchrun; `minibert.finetuning.finetune` knows several.")
     keep_freed_memory()
     if options.resume is None: folder, figures = tune(options)
     else:

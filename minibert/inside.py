@@ -106,8 +106,8 @@ def model_parts(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     parts = {"embeddings": list(model.bert.embeddings.parameters())}
     for n, layer in enumerate(model.bert.encoder.layers):
         parts[f"layer_{n}"] = list(layer.parameters())
-    heads = model.bert.pooler, model.mlm_head, model.nsp_head
-    return parts | {"heads": [p for head in heads for p in head.parameters()]}
+    known = {id(p) for part in parts.values() for p in part}
+    return parts | {"heads": [p for p in model.parameters() if id(p) not in known]}
 
 # %% ../nbs/16_inside.ipynb #b0ead1d9
 def plain_batch(
@@ -117,7 +117,8 @@ def plain_batch(
 ) -> dict[str, Tensor]:  # input_ids, token_type_ids, attention_mask
     "The pairs of a step as they read before masking."
     batch = sampler.batch(step, size)
-    ids, labels = batch["input_ids"], batch["labels"]
+    ids = batch["input_ids"]
+    labels = batch.get("labels", torch.full_like(ids, -100))
     return dict(input_ids=torch.where(labels == -100, ids, labels),
                 token_type_ids=batch["token_type_ids"],
                 attention_mask=batch["attention_mask"])

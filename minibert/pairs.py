@@ -157,7 +157,7 @@ def read_objectives(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not {*names} <= {*OBJECTIVES} or len({*names}) < len(names):
         raise ValueError(f"The objectives are {text!r}: give mlm, nsp or mlm,nsp.")
-    return names
+    return tuple(name for name in OBJECTIVES if name in names)
 
 
 def _check_sampler(corpus, tokenizer, length, short):
@@ -203,8 +203,8 @@ class PairSampler:
 
     @property
     def info(self) -> dict:
-        "What a run that goes on must find again: the corpus, by its fingerprints."
-        return self.corpus.info
+        "What a run that goes on must find again: the corpus, and what is asked of it."
+        return self.corpus.info | dict(objectives=",".join(self.objectives))
 
     def draw(self, count: int, generator: torch.Generator) -> Pairs:
         "Draw pairs as `draw_pairs` does, for this corpus and length."
@@ -246,11 +246,12 @@ def read_batch(
     labels = batch.get("labels", torch.full_like(ids, -100))
     columns = (ids, labels, batch["token_type_ids"], batch["positions"])
     lines = []
-    for verdict, *row in zip(batch["next_sentence_label"], *columns):
+    verdicts = batch.get("next_sentence_label", torch.full_like(ids[:, 0], 2))
+    for verdict, *row in zip(verdicts, *columns):
         sides = [], []
         for x, y, side, position in zip(*(values.tolist() for values in row)):
             word = names[x] if y == -100 else f"{names[x]}({names[y]})"
             if position >= 0: sides[side].append(word)
         text = " | ".join(" ".join(side) for side in sides)
-        lines.append(f"{('next', 'random')[verdict]:6} {text}")
+        lines.append(f"{('next', 'random', '')[verdict]:6} {text}")
     return lines

@@ -239,7 +239,7 @@ def any_process(flag: bool) -> bool:
 
 # %% ../nbs/14_training.ipynb #6a9669e1
 def forward_backward(
-    model: nn.Module,  # has counts(batch), and its output has `losses`
+    model: nn.Module,  # has counts(batch); its `losses` are 0 where it counts 0
     batch: dict[str, Tensor],  # as the model takes it, one row an example
     config: TrainingConfig,
 ) -> dict[str, float]:  # of the whole batch: loss, and mlm_loss, nsp_loss or the like
@@ -403,7 +403,7 @@ def check_checkpoint(checkpoint: Path) -> dict:  # its state.json
             if sha256((checkpoint / name).read_bytes()).hexdigest() != expected:
                 raise ValueError(f"{name} is not what was written")
         return state
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, TypeError) as problem:
         said = f"The checkpoint {checkpoint} is damaged: {problem}."
         raise ValueError(said) from None
 
@@ -434,7 +434,7 @@ def best_checkpoint(
     every = _best_first(list_checkpoints(folder))
     if found := _first_whole(every, "The next best is used."): return found
     raise FileNotFoundError(f"{folder} holds no checkpoint at which a held-out loss "
-                            "was measured: give pretrain a `measure`.")
+                            "was measured: give the run a `measure`.")
 
 # %% ../nbs/14_training.ipynb #dace1c5e
 def keep_freed_memory() -> bool:  # False where there is no glibc to ask
@@ -677,7 +677,7 @@ def _begin(model, examples, config, folder, about, resume):
 # %% ../nbs/14_training.ipynb #99e999ee
 def fit(
     model: nn.Module,  # trained in place; has config, counts, and losses in its output
-    examples,  # has batch(step, n), and info for a run that goes on
+    examples,  # has batch(step, n), and info: what a run that goes on must find again
     config: TrainingConfig,
     folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
     *,
@@ -704,7 +704,7 @@ def pretrain(
     folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
     **watch,  # on_log, observe, measure, progress: see `fit`
 ) -> list[dict]:  # the lines of metrics.jsonl
-    "Pre-train on both objectives (Devlin et al. 2018, 3.1); Ctrl-C saves and stops."
+    "Pre-train on the sampler's objectives (Devlin et al. 2018, 3.1), as `fit` does."
     return fit(model, sampler, config, folder, **watch)
 
 # %% ../nbs/14_training.ipynb #cda663ba
@@ -752,8 +752,9 @@ def _reopen(folder, config):
 def read_about(folder: str | Path) -> dict:  # model, examples, training
     "How a run was begun, by its newest checkpoint; FileNotFoundError without one."
     for checkpoint in list_checkpoints(folder)[::-1]:
-        try: return json.loads((checkpoint / "state.json").read_text("utf8"))["about"]
-        except (OSError, ValueError, KeyError): continue
+        try: about = json.loads((checkpoint / "state.json").read_text("utf8"))["about"]
+        except (OSError, ValueError, KeyError, TypeError): continue
+        if {"model", "training"} <= about.keys(): return about
     return latest_checkpoint(folder)[1]["about"]
 
 # %% ../nbs/14_training.ipynb #d064de33

@@ -620,12 +620,13 @@ def test_two_processes_train_what_one_does(tmp_path):
 @pytest.mark.parametrize("objective, other", [("mlm", "nsp"), ("nsp", "mlm")])
 def test_one_objective_alone(objective, other, tmp_path):
     "It is learned, measured and shown, and nothing is said of the other one."
-    out, _ = call("pretrain", *QUICK, "--objectives", objective, "--checkpoint-steps", 4, "--out", tmp_path / "run")
+    out, _ = call("pretrain", *QUICK, "--objectives", objective, "--watch", "--checkpoint-steps", 4, "--out", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert all(f"{objective}_loss" in line and f"{other}_loss" not in line for line in lines)
     assert f"{objective}_accuracy" in summary and not [name for name in summary if name.startswith(other)]
     assert ("masked words" in out, "next sentence" in out, "likeliest" in out, "follow" in out) == (2 * (objective == "mlm", objective == "nsp"))
+    assert ("fill-mask" if objective == "mlm" else "next-sentence") in out.splitlines()[-1]
     told = json.loads(call("evaluate", tmp_path / "run")[0])
     assert told == {name: value for name, value in summary.items() if name != "train_seconds"}
 

@@ -197,6 +197,14 @@ def test_a_memory_map_is_not_copied(tmp_path):
     check(sampler.batch(0, 8, positions=True), corpus, 12)
 
 
+def test_read_batch_of_one_objective():
+    corpus = corpus_of([[5, 2, 7, 4]] * 30)
+    words, pairs = (PairSampler(corpus, TOKENIZER, 24, objectives=name) for name in ("mlm", "nsp"))
+    assert all(line.startswith("       ") for line in read_batch(words.batch(0, 4, positions=True), TOKENIZER))
+    assert not any("(" in line for line in read_batch(pairs.batch(0, 4, positions=True), TOKENIZER))
+    assert words.info != pairs.info == PairSampler(corpus, TOKENIZER, 24, objectives=" nsp ").info
+
+
 def test_read_batch_without_masks():
     corpus = corpus_of([[2, 3], [3, 2]])
     pairs = draw(corpus, 4, 16, 0.0, seeded(0))

@@ -177,7 +177,8 @@ def _check_run(config: BertConfig, training, folder: str | Path | None) -> None:
     if config.hidden_dropout_prob or config.attention_probs_dropout_prob:
         raise ValueError("The NumPy BERT has no dropout: set hidden_dropout_prob and "
                          "attention_probs_dropout_prob to 0.")
-    for name, only in (("optimizer", "adamw"), ("precision", "float32")):
+    for name, only in (("optimizer", "adamw"), ("precision", "float32"),
+                       ("objectives", "mlm,nsp")):
         if (value := getattr(training, name, only)) != only:
             raise ValueError(f"The NumPy BERT has no {name} {value!r}: give {only!r}.")
     if training.length > config.max_position_embeddings:
