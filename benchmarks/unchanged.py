@@ -40,10 +40,11 @@ RUNS = {  # folder: the words after `pretrain`
 TIMES = {"time", "seconds", "train_seconds", "prepare_seconds", "seconds_per_step", "tokens_per_second", "tokens_per_s", "pairs_per_second", "out"}
 
 
-def call(*words, launch=("-m", "minibert.cli")) -> None:
+def call(*words, launch=("-m", "minibert.cli")) -> str:  # what it prints
     env = os.environ | dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     done = subprocess.run([sys.executable, *launch, *map(str, words)], env=env, capture_output=True, text=True)
     if done.returncode: raise SystemExit(f"minibert {' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def floats(name: str, value) -> Iterator[tuple[str, str]]:
@@ -64,7 +65,7 @@ def read(folder: Path, name: str) -> dict[str, str]:
         if "checkpoints" in file.parts or "corpus" in file.parts or "held-out" in file.parts: continue
         if file.name == "metrics.jsonl":
             for line in map(json.loads, file.read_text(encoding="utf8").splitlines()): found |= floats(f"{where}/{line['step']}", line)
-        elif file.name in ("summary.json", "probe.json"): found |= floats(where, json.loads(file.read_text(encoding="utf8")))
+        elif file.name in ("summary.json", "figures.json", "probe.json"): found |= floats(where, json.loads(file.read_text(encoding="utf8")))
         elif file.name == "model.safetensors":
             for tensor, values in load_file(file).items():
                 bits = hashlib.sha256(values.contiguous().view(-1).numpy().tobytes()).hexdigest()[:16]
@@ -73,7 +74,7 @@ def read(folder: Path, name: str) -> dict[str, str]:
 
 
 def record() -> dict[str, str]:
-    found, here = {}, Path.cwd()
+    found = {}
     with tempfile.TemporaryDirectory() as place:
         place = Path(place)
         for name, words in RUNS.items():
@@ -93,10 +94,9 @@ def record() -> dict[str, str]:
             call("finetune", place / "own", *tuning, *more, "--out", place / name)
             print(name, flush=True)
         call("probe", place / "own", "--seeds", 1, "--out", place / "probed")
-        call("evaluate", place / "own", "--dataset", "stories")
+        found |= floats("evaluated", json.loads(call("evaluate", place / "own", "--dataset", "stories")))
         for folder in sorted(place.iterdir()):
             if folder.is_dir(): found |= read(folder, folder.name)
-    os.chdir(here)
     return found
 
 

@@ -46,7 +46,7 @@ from .corpus import Corpus, load_documents, sample_sentences, seeded, stories
 from .evaluation import count_bigrams, count_pieces, evaluate_pretraining
 from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining
-from .pairs import OBJECTIVES, PairSampler, read_objectives
+from .pairs import PairSampler, read_objectives
 from .tokenizer import WordPieceTokenizer
 from .training import (
     TrainingConfig, add_up_, asked_to_stop, forecast, join_processes,
@@ -515,7 +515,7 @@ HELD_OUT_SEED = 20181011  # the same masks for every model with this vocabulary
 
 def ruler(run: Run) -> PairSampler:
     "The held-out pairs and masks with which a run is measured."
-    asked = run.options.get("objectives", ",".join(OBJECTIVES))
+    asked = run.options.get("objectives", TrainingConfig.objectives)
     training = TrainingConfig(length=run.options["length"], seed=HELD_OUT_SEED,
                               objectives=asked)
     return make_sampler(run.held_out, run.tokenizer, training)
@@ -778,9 +778,9 @@ def draw_curves(lines: list[dict], summary: dict):
         curves["masked words, held out"] = (
             [line["step"] for line in asked],
             [line["held_out_mlm_loss"] for line in asked])
-    base = {"unigram": summary.get("unigram_loss"),
-            "coin": math.log(2) if "next sentence" in curves else None}
-    base = {name: loss for name, loss in base.items() if loss is not None}
+    base = {}
+    if "masked words" in curves: base["unigram"] = summary["unigram_loss"]
+    if "next sentence" in curves: base["coin"] = math.log(2)
     return show_curves(curves, lines=base)
 
 # %% ../nbs/90_cli.ipynb #83b5bfd3

@@ -186,15 +186,18 @@ def make_optimizers(
     return [muon, adamw]
 
 # %% ../nbs/14_training.ipynb #e1c3c561
+def _check_cut(rows, parts):
+    if parts > rows:
+        raise ValueError(f"A batch of {rows} rows cannot be cut into {parts} parts "
+                         "(processes times accumulate): give larger batches.")
+
+
 def split_batch(
     batch: dict[str, Tensor],
     parts: int,
 ) -> Iterator[dict[str, Tensor]]:
     "Cut a batch along its rows into `parts` smaller ones; ValueError if it has fewer."
-    rows = len(next(iter(batch.values())))
-    if parts > rows:
-        raise ValueError(f"A batch of {rows} rows cannot be cut into {parts} parts "
-                         "(processes times accumulate): give larger batches.")
+    _check_cut(len(next(iter(batch.values()))), parts)
     columns = [values.tensor_split(parts) for values in batch.values()]
     return (dict(zip(batch, part)) for part in zip(*columns))
 
@@ -547,7 +550,7 @@ def share_weights_(model: nn.Module) -> None:
 
 def _bar(state, watch):
     return tqdm(total=state.config.steps, initial=state.step, unit="step",
-                disable=not (watch.progress and state.first))
+                disable=not watch.progress)
 
 
 def forecast(
@@ -639,14 +642,6 @@ def read_metrics(folder: str | Path, last: int) -> list[dict]:
     return history
 
 # %% ../nbs/14_training.ipynb #6b1f0a02
-def _check_parts(config):
-    parts = join_processes()[1] * config.accumulate
-    if parts > config.batch_size:
-        raise ValueError(
-            f"A batch of {config.batch_size} rows cannot be cut into {parts} parts "
-            "(processes times accumulate): give larger batches.")
-
-
 def _begin(model, examples, config, folder, about, resume):
     "The state of a run before its next step."
     about = describe(model, examples, config) | (about or {})
@@ -689,11 +684,11 @@ def fit(
     progress: bool = True,  # a bar
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Train a model on examples to the config's last step; Ctrl-C saves and stops."
-    _check_parts(config)
+    _check_cut(config.batch_size, join_processes()[1] * config.accumulate)
     with only_run_in(folder):
         state = _begin(model, examples, config, folder, about, resume)
         watch = _Watch(on_log, observe, measure, progress)
-        _train(state, watch if state.first else _Watch())
+        _train(state, watch if state.first else _Watch(progress=False))
     return state.history
 
 

@@ -273,8 +273,8 @@ def load_pretrained(
     local_files_only: bool = False,  # never ask the network
 ) -> BertForPreTraining:  # in eval mode, with the checkpoint's dtype
     "Open a Hugging Face checkpoint; ValueError or FileNotFoundError where it is none."
-    folder = find_checkpoint(name_or_folder, revision=revision, cache_dir=cache_dir,
-                   local_files_only=local_files_only)
+    folder = find_checkpoint(name_or_folder, revision=revision,
+                             cache_dir=cache_dir, local_files_only=local_files_only)
     try:
         config = BertConfig.from_json_file(folder / "config.json")
         state = read_tensors(folder)
