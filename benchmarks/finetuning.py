@@ -20,9 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minibert.config import write_whole
-from minibert.core import choose_precision
-from minibert.corpus import seeded
+from minibert.core import choose_precision, seeded, write_whole
 from minibert.finetuning import (
     BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, hold_out, judge, pool,
     read_examples, start_classifier, take_share, train_frozen, training_for)

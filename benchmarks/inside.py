@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from minibert.config import BertConfig, write_whole
-from minibert.corpus import Corpus, load_documents, seeded
+from minibert.config import BertConfig
+from minibert.core import seeded, write_whole
+from minibert.corpus import Corpus, load_documents
 from minibert.heads import BertForPreTraining
 from minibert.inside import Observer, plain_batch
 from minibert.tokenizer import WordPieceTokenizer

@@ -78,9 +78,9 @@ def run_notebook(path: Path, seed: int, threads: int, precision: str) -> dict:
     import torch
     IPython.display.display = lambda *_, **__: Handle()
     torch.set_num_threads(threads)
-    import minibert.corpus as corpus
-    plain = corpus.seeded
-    corpus.seeded = lambda first, *more: plain(first + 7919 * seed, *more)  # before anybody imports it
+    import minibert.core as core
+    plain = core.seeded
+    core.seeded = lambda first, *more: plain(first + 7919 * seed, *more)  # before anybody imports it
     from minibert.training import TrainingConfig
     names = list(TrainingConfig.__dataclass_fields__)
     defaults = list(TrainingConfig.__init__.__defaults__)

@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from minibert.config import BertConfig, write_whole
+from minibert.config import BertConfig
+from minibert.core import write_whole
 from minibert.speed import CASES, _KINDS, _peak, list_peers, synthetic_batch
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_memory.json"

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from minibert.config import BertConfig, write_whole
+from minibert.config import BertConfig
+from minibert.core import write_whole
 from minibert.corpus import Corpus, load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from minibert.config import BertConfig, write_whole
-from minibert.core import choose_precision
+from minibert.config import BertConfig
+from minibert.core import choose_precision, write_whole
 from minibert.speed import _available, _own, profile_loop, synthetic_batch
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_profile.json"

@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from minibert.config import BertConfig, write_whole
-from minibert.corpus import Corpus, load_documents, seeded
+from minibert.config import BertConfig
+from minibert.core import seeded, write_whole
+from minibert.corpus import Corpus, load_documents
 from minibert.evaluation import unigram_baseline
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from minibert.config import write_whole
+from minibert.core import write_whole
 from minibert.probing import (
     TaggedText, answers, extract, fit_probes, layer_names, number_tags, place_words, read_treebank, run_probe, standardise_)
 from minibert.tokenizer import WordPieceTokenizer

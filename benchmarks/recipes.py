@@ -13,9 +13,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from minibert.cli import HELD_OUT_SEED, Pretrain, prepare, steps_in
-from minibert.config import BertConfig, write_whole
-from minibert.core import choose_precision
-from minibert.corpus import Corpus, seeded
+from minibert.config import BertConfig
+from minibert.core import choose_precision, seeded, write_whole
+from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from minibert.config import BertConfig, write_whole
-from minibert.corpus import seeded
+from minibert.config import BertConfig
+from minibert.core import seeded, write_whole
 from minibert.heads import BertForPreTraining
 from minibert.speed import synthetic_batch
 from minibert.training import TrainingConfig, keep_freed_memory, make_optimizers, parameter_groups, train_step

@@ -39,10 +39,10 @@ import tyro
 import yaml
 from tqdm import tqdm
 
-from .config import BertConfig, write_whole
+from .config import BertConfig
 from .core import (
-    Count, Positive, Rate, Share, Whole, check_fields, choose_precision)
-from .corpus import Corpus, load_documents, sample_sentences, seeded, stories
+    Count, Positive, Rate, Share, Whole, check_fields, choose_precision, seeded, write_whole)
+from .corpus import Corpus, load_documents, sample_sentences, stories
 from .evaluation import count_bigrams, count_pieces, evaluate_pretraining
 from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining

@@ -7,36 +7,14 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from .core import Count, Positive, Rate, Whole, check_fields
+from .core import Count, Positive, Rate, Whole, check_fields, write_whole
 
 # %% auto #0
-__all__ = ['SIZES', 'write_whole', 'check_config', 'BertConfig', 'count_parameters', 'layer_activations', 'training_memory']
-
-# %% ../nbs/01_config.ipynb #1ca7864d
-def write_whole(
-    path: str | Path,  # the file to write
-    data: str | bytes,  # its whole content
-) -> None:
-    "Write `data` to `path` whole or not at all: under another name, then renamed."
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"{path} cannot be written: there is no folder {path.parent}, make it."
-        )
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(aside, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+__all__ = ['SIZES', 'check_config', 'BertConfig', 'count_parameters', 'layer_activations', 'training_memory']
 
 # %% ../nbs/01_config.ipynb #d024e93e
 def _check_heads(config):

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 # %% auto #0
-__all__ = ['seeded', 'story_tables', 'story_plots', 'Story', 'tell_story', 'stories', 'rows_left', 'Oracle',
-           'best_masked_accuracy', 'split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents',
-           'load_table', 'load_documents', 'Corpus', 'make_shard', 'sample_sentences']
+__all__ = ['story_tables', 'story_plots', 'Story', 'tell_story', 'stories', 'rows_left', 'Oracle', 'best_masked_accuracy',
+           'split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'load_table', 'load_documents',
+           'Corpus', 'make_shard', 'sample_sentences']
 
 # %% ../nbs/11_corpus.ipynb #10ffcc41
 from hashlib import sha256
@@ -35,19 +35,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from .config import write_whole
-
-# %% ../nbs/11_corpus.ipynb #5372e66b
-def seeded(
-    *key: int,  # whole numbers, zero or more: a seed, a step, a purpose
-):  # a torch.Generator, the same for the same key
-    "Make the generator that belongs to `key`: nothing random is kept between calls."
-    if not key or any(k < 0 for k in key):
-        raise ValueError(f"seeded takes whole numbers >= 0, and was given {key}.")
-    import torch
-
-    low, high = np.random.SeedSequence(key).generate_state(2, np.uint32).tolist()
-    return torch.Generator().manual_seed(low | (high >> 1) << 32)
+from .core import write_whole
 
 # %% ../nbs/11_corpus.ipynb #7913fe2c
 _PEOPLE = {

@@ -31,11 +31,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
-from .config import BertConfig, write_whole
-from minibert.core import (
+from .config import BertConfig
+from .core import (
     Bounds, Count, Positive, Rate, Whole, check_fields, check_finite, choose_precision,
-    evaluating)
-from .corpus import load_table, seeded
+    evaluating, seeded, write_whole)
+from .corpus import load_table
 from .encoder import activation
 from .evaluation import row_interval, wilson
 from .heads import BertForPreTraining

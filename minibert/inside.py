@@ -28,8 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import write_whole
-from .core import check_finite, evaluating
+from .core import check_finite, evaluating, write_whole
 from .corpus import Corpus
 from .heads import BertForPreTraining
 from .pairs import PairSampler

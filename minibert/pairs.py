@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .corpus import Corpus, seeded
+from .corpus import Corpus
+from .core import seeded
 from .masking import mask_tokens
 from .tokenizer import WordPieceTokenizer
 

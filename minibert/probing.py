@@ -24,9 +24,8 @@ __all__ = ['TaggedText', 'tag_stories', 'read_conllu', 'Row', 'place_words', 'ex
            'role_shortcuts', 'probe_roles', 'read_treebank', 'role_table', 'run_probe']
 
 # %% ../nbs/17_probing.ipynb #e83bd2fa
-from .config import write_whole
-from .core import check_finite, evaluating
-from .corpus import Story, seeded, stories
+from .core import check_finite, evaluating, seeded, write_whole
+from .corpus import Story, stories
 from .evaluation import row_interval
 from .model import BertModel
 from .tokenizer import WordPieceTokenizer

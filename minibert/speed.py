@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .config import BertConfig, write_whole
-from .core import fast_bfloat16
-from .corpus import Corpus, load_documents, seeded
+from .config import BertConfig
+from .core import fast_bfloat16, seeded, write_whole
+from .corpus import Corpus, load_documents
 from .heads import BertForPreTraining, PreTrainingOutput
 from .masking import choose_tokens
 from .tokenizer import WordPieceTokenizer

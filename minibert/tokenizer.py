@@ -17,7 +17,7 @@ from hashlib import sha256
 from itertools import accumulate, chain
 from pathlib import Path
 
-from .config import write_whole
+from .core import write_whole
 
 # %% auto #0
 __all__ = ['LONGEST_WORD', 'SPECIALS', 'Cache', 'Cleaner', 'align', 'match_pieces', 'count_words', 'first_pieces', 'learn_pieces',

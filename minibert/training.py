@@ -40,11 +40,11 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from .config import BertConfig, write_whole
-from minibert.core import (
-    AtLeastZero, Count, Positive, Share, Whole, check_fields, choose_precision,
-    evaluating)
-from .corpus import Corpus, seeded
+from .config import BertConfig
+from .core import (
+    AtLeastZero, Count, Positive, Share, Whole, check_fields, choose_precision, evaluating,
+    seeded, write_whole)
+from .corpus import Corpus
 from .heads import BertForPreTraining
 from .pairs import PairSampler
 from .tokenizer import WordPieceTokenizer

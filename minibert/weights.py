@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from .attention import rotary_angles
-from .config import BertConfig, write_whole
-from .core import evaluating
+from .config import BertConfig
+from .core import evaluating, write_whole
 from .heads import BertForPreTraining
 from .model import initialise_
 from .tokenizer import WordPieceTokenizer

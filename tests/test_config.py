@@ -7,14 +7,8 @@ import pytest
 import torch
 import transformers as hf
 
-from minibert.config import (
-    SIZES,
-    BertConfig,
-    count_parameters,
-    layer_activations,
-    training_memory,
-    write_whole,
-)
+from minibert.config import SIZES, BertConfig, count_parameters, layer_activations, training_memory
+from minibert.core import write_whole
 from minibert.heads import BertForPreTraining
 
 NAN, INF = float("nan"), float("inf")

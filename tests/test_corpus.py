@@ -18,7 +18,9 @@ import torch
 from letters import Letters, told_text
 
 from minibert import corpus as module
-from minibert.corpus import Corpus, Oracle, best_masked_accuracy, load_documents, seeded, split_sentences, stories
+from minibert.corpus import (
+    Corpus, Oracle, best_masked_accuracy, load_documents, split_sentences, stories)
+from minibert.core import seeded
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

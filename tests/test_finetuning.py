@@ -16,7 +16,8 @@ import torch
 import transformers as hf
 
 from minibert.config import BertConfig
-from minibert.corpus import seeded, stories
+from minibert.corpus import stories
+from minibert.core import seeded
 from minibert.evaluation import wilson
 from minibert.finetuning import (
     BertClassifier, Examples, ExampleSampler, FinetuneConfig, _set_dropout_, accuracy_figures, ask,

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from minibert import inside
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, seeded, stories
+from minibert.corpus import Corpus, stories
+from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.inside import (
     KINDS, HeadScores, Observer, anisotropy, for_bertviz, head_entropy, inspect, logit_lens, mean_cosine, model_parts, name_heads, neighbours,

@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from minibert.corpus import Corpus, load_documents, seeded
+from minibert.corpus import Corpus, load_documents
+from minibert.core import seeded
 from minibert.pairs import PairSampler, collate, cut_lengths, read_batch
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 

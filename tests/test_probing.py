@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from minibert.config import BertConfig
-from minibert.corpus import seeded, stories
+from minibert.corpus import stories
+from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.probing import (
     TaggedText, answers, balanced, control_tags, draw_confusion, draw_layers, extract, fit_probes, name_roles, place_words,

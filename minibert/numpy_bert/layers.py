@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from scipy.special import erf
 
-from ..config import BertConfig, write_whole
+from ..config import BertConfig
+from ..core import write_whole
 
 # %% auto #0
 __all__ = ['TIED', 'parameter_shapes', 'from_state_dict', 'linear', 'layer_norm', 'gelu', 'softmax', 'log_sum_exp', 'split_heads',
