@@ -589,10 +589,11 @@ def test_weights_that_are_no_numbers_give_no_answer(run, tmp_path):
 @pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "inspect", "probe", "bench"])
 def test_every_option_has_a_help_text(command):
     out, _ = call(*command.split(), "--help")
-    lines = [line.strip("│ ") for line in out.splitlines()]
+    lines = [line for line in (line.strip("│ ") for line in out.splitlines()) if line]
     for line, after in zip(lines, lines[1:] + [""]):
         if line.startswith("--") and line.strip("-"):
             text = " ".join(line.split("  ")[1:]) or after
+            text = "" if text.startswith("--") else text
             assert text.split("(default")[0].split("(required")[0].strip(), line
     assert call(*command.split(), "--nonsense", 1, code=2)
 
