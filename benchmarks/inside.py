@@ -29,7 +29,7 @@ def material():
 
 
 def config_of(tokenizer, **sizes):
-    return BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=64, position_embedding_type="rotary",
+    return BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=64, model_type="roformer",
                       hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
 
 

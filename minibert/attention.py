@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from .config import BertConfig
 from .core import fast_bfloat16
+from .rotary import turn
 
 # %% auto #0
-__all__ = ['attend', 'split_heads', 'merge_heads', 'take_rows', 'rotary_angles', 'rotate', 'MultiHeadAttention']
+__all__ = ['attend', 'split_heads', 'merge_heads', 'take_rows', 'take_mask_rows', 'MultiHeadAttention']
 
 # %% ../nbs/06_attention.ipynb #3ee9a500
 def attend(
     q: Tensor,  # (B, H, Q, K)
     k: Tensor,  # (B, H, S, K)
     v: Tensor,  # (B, H, S, K)
-    mask: Tensor | None = None,  # (B, 1, 1, S), added to the scores
+    mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
     dropout: float = 0.0,  # share of the probs set to 0
 ) -> tuple[Tensor, Tensor]:  # (B, H, Q, K) and the probs (B, H, Q, S)
     "softmax(q k^T / sqrt(K) + mask) v, and the probs (Vaswani et al. 2017, eq. 1)."
@@ -54,45 +55,24 @@ def take_rows(
     "The vectors at the positions `rows` of each sequence."
     return hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
 
-# %% ../nbs/06_attention.ipynb #64abde2d
-def rotary_angles(
-    length: int,  # S
-    head_size: int,  # K, even
-    **factory,  # device and dtype
-) -> tuple[Tensor, Tensor]:  # cosines and sines, (S, K), each twice
-    "The angle of each position in each plane of a head (Su et al. 2021, eq. 15)."
-    planes = torch.arange(0, head_size, 2, **factory)
-    angles = torch.arange(length, **factory)[:, None] / 10000 ** (planes / head_size)
-    angles = angles.repeat_interleave(2, dim=1)
-    return angles.cos(), angles.sin()
-
-# %% ../nbs/06_attention.ipynb #265494f6
-def rotate(
-    x: Tensor,  # (B, H, S, K)
-    cos: Tensor,  # (B, 1, S, K) or (S, K)
-    sin: Tensor,
-) -> Tensor:  # (B, H, S, K)
-    "Turn each pair of neighbouring coordinates by its position's angle."
-    wide = torch.promote_types(x.dtype, torch.float32)
-    pairs = torch.view_as_complex(x.to(wide).unflatten(-1, (-1, 2)))
-    turn = torch.complex(cos[..., ::2].to(wide), sin[..., ::2].to(wide))
-    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
-
-# %% ../nbs/06_attention.ipynb #2ad9e6e3
-def _turn(q: Tensor, k: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(k.dtype, torch.float32)
-    cos, sin = rotary_angles(k.shape[2], k.shape[3], device=k.device, dtype=wide)
-    k = rotate(k, cos, sin)
-    if rows is not None: cos, sin = cos[rows][:, None], sin[rows][:, None]
-    return rotate(q, cos, sin), k
+# %% ../nbs/06_attention.ipynb #f1673ea8
+def take_mask_rows(
+    mask: Tensor | None,  # broadcasts to (B, H, S, S)
+    rows: Tensor,  # (B, R), positions
+) -> Tensor | None:  # broadcasts to (B, H, R, S)
+    "The rows of a mask or bias that belong to the positions `rows` that ask."
+    if mask is None or mask.shape[2] == 1: return mask
+    _, H, _, S = mask.shape
+    index = rows[:, None, :, None].expand(-1, H, -1, S)
+    return mask.expand(len(rows), -1, -1, -1).gather(2, index)
 
 # %% ../nbs/06_attention.ipynb #ede293e4
 def _check_mask(mask: Tensor | None) -> None:
     if mask is not None and (mask.dim() != 4 or not mask.is_floating_point()):
         raise ValueError(
             f"The mask has shape {tuple(mask.shape)} and type {mask.dtype}: give "
-            "numbers to add to the scores, (B, 1, 1, S), 0 for real tokens and very "
-            "low ones for padding."
+            "numbers to add to the scores, (B, H, Q, S) or, for padding alone, "
+            "(B, 1, 1, S): 0 where one may look, and very low ones where not."
         )
 
 # %% ../nbs/06_attention.ipynb #48150a1a
@@ -107,24 +87,26 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        D, self.heads = config.hidden_size, config.num_attention_heads
+        D, bias = config.hidden_size, config.parts.bias
+        self.heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.rotary = config.position_embedding_type == "rotary"
-        self.query, self.key = nn.Linear(D, D), nn.Linear(D, D)
-        self.value, self.output = nn.Linear(D, D), nn.Linear(D, D)
+        self.rotary = config.parts.positions == "rotary"
+        self.query, self.key = nn.Linear(D, D, bias), nn.Linear(D, D, bias)
+        self.value, self.output = nn.Linear(D, D, bias), nn.Linear(D, D, bias)
 
     def forward(
         self,
-        hidden: Tensor,  # (B, S, D): what is looked at
-        mask: Tensor | None = None,  # (B, 1, 1, S), added to the scores
-        rows: Tensor | None = None,  # (B, R): the positions that look, or all
+        x: Tensor,  # (B, Q, D): who asks
+        mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
+        memory: Tensor | None = None,  # (B, S, D): who answers; None: x
+        positions: Tensor | None = None,  # (B, Q): where x stands in it; None: 0, 1, ...
         need_probs: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # (B, S or R, D) and the probs where needed
+    ) -> tuple[Tensor, Tensor | None]:  # (B, Q, D) and the probs (B, H, Q, S) if needed
         _check_mask(mask)
-        q = self.query(hidden if rows is None else take_rows(hidden, rows))
-        parts = q, self.key(hidden), self.value(hidden)
+        if memory is None: memory = x
+        parts = self.query(x), self.key(memory), self.value(memory)
         q, k, v = (split_heads(part, self.heads) for part in parts)
-        if self.rotary: q, k = _turn(q, k, rows)
+        if self.rotary: q, k = turn(q, k, positions)
         dropout, probs = self.dropout if self.training else 0.0, None
         if need_probs or _explicit(q): context, probs = attend(q, k, v, mask, dropout)
         else: context = F.scaled_dot_product_attention(q, k, v, mask, dropout)

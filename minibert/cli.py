@@ -276,7 +276,7 @@ def first_form(
     return BertConfig.preset(
         options.size, vocab_size=tokenizer.vocab_size,
         max_position_embeddings=options.max_position_embeddings or options.length,
-        position_embedding_type=options.positions), tokenizer
+        model_type="roformer" if options.positions == "rotary" else "bert"), tokenizer
 
 
 def old_form(options: Pretrain, folder: Path) -> tuple[BertConfig, WordPieceTokenizer]:

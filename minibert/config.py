@@ -14,7 +14,7 @@ from typing import Literal
 from .core import Count, Positive, Rate, Whole, check_fields, write_whole
 
 # %% auto #0
-__all__ = ['SIZES', 'check_config', 'BertConfig', 'count_parameters', 'layer_activations', 'training_memory']
+__all__ = ['SIZES', 'check_config', 'Parts', 'BertConfig', 'count_parameters', 'layer_activations', 'training_memory']
 
 # %% ../nbs/01_config.ipynb #d024e93e
 def _check_heads(config):
@@ -24,7 +24,7 @@ def _check_heads(config):
             f"hidden_size {D} cannot be cut into {H} heads of equal width: "
             f"choose a multiple of {H}."
         )
-    if config.position_embedding_type == "rotary" and D // H % 2:
+    if config.parts.positions == "rotary" and D // H % 2:
         raise ValueError(
             f"A head is {D // H} wide, and rotary positions turn pairs of coordinates: "
             f"choose hidden_size / num_attention_heads even."
@@ -95,34 +95,34 @@ def _refuse_unknown(given, names: set, strict: bool = False) -> None:
             )
 
 # %% ../nbs/01_config.ipynb #2476699b
-_MODEL_TYPES = {"bert": "absolute", "roformer": "rotary"}  # theirs: its positions
+_POSITIONS = {"bert": "absolute", "roformer": "rotary"}  # by model_type
 
 
-def _positions(values: dict) -> str:
-    kind, asked = values.get("model_type"), values.get("position_embedding_type")
-    if kind is None: return asked or "absolute"
-    if kind not in _MODEL_TYPES:
+def _refuse_model(values: dict) -> None:
+    kind, asked = values.get("model_type", "bert"), values.get("position_embedding_type")
+    if kind not in _POSITIONS:
         raise ValueError(
             f"The config describes a model of type {kind!r}: "
-            f"only {' and '.join(_MODEL_TYPES)} can be read."
+            f"only {' and '.join(_POSITIONS)} can be read."
         )
-    if asked not in (None, _MODEL_TYPES[kind]):
+    if asked not in (None, _POSITIONS[kind]):
         raise ValueError(
             f"The config is of type {kind!r} with {asked!r} positions: "
-            f"only {_MODEL_TYPES[kind]!r} ones are computed for it."
+            f"only {_POSITIONS[kind]!r} ones are computed for it."
         )
-    return _MODEL_TYPES[kind]
 
 # %% ../nbs/01_config.ipynb #d104c840
-def _theirs(config) -> dict:
-    if config.position_embedding_type == "absolute":
-        return {"model_type": "bert", "architectures": ["BertForPreTraining"]}
-    return {
-        "model_type": "roformer",
-        "architectures": ["RoFormerForMaskedLM"],
-        "rotary_value": False,
-        "embedding_size": config.hidden_size,
-    }
+@dataclass(frozen=True)
+class Parts:
+    "What models make differently of the same attention and layers; BERT's by default."
+
+    norm: Literal["layer", "rms"] = "layer"  # rms: no mean is taken off, no bias
+    norm_first: bool = False  # before each act (pre-norm), not after each sum
+    gated: bool = False  # a second map multiplies what the feed-forward has bent
+    bias: bool = True  # in linear maps and LayerNorms
+    positions: Literal["absolute", "rotary", "none"] = "absolute"  # a table; turned
+
+    def __post_init__(self): check_fields(self)
 
 # %% ../nbs/01_config.ipynb #4a14d904
 def _read_json(path: str | Path) -> dict:
@@ -142,38 +142,8 @@ def _read_json(path: str | Path) -> dict:
     return values
 
 # %% ../nbs/01_config.ipynb #352e1f09
-class _InAndOut:
-    @classmethod
-    def preset(cls, size: str = "base", **changes) -> BertConfig:
-        "The named size (`tiny mini small medium base`), with any field changed."
-        _refuse_unknown(changes, {field.name for field in fields(cls)}, strict=True)
-        return cls(**_named_size(size) | changes)
-
-    @classmethod
-    def from_dict(cls, values: dict) -> BertConfig:
-        "A config from Hugging Face's names; theirs that change nothing are ignored."
-        names = {field.name for field in fields(cls)}
-        _refuse_foreign(values)
-        _refuse_unknown(values, names)
-        values = values | {"position_embedding_type": _positions(values)}
-        return cls(**{name: values[name] for name in values.keys() & names})
-
-    @classmethod
-    def from_json_file(cls, path: str | Path) -> BertConfig:
-        "A config from a `config.json` as Hugging Face writes it."
-        return cls.from_dict(_read_json(path))
-
-    def to_dict(self) -> dict:
-        "The fields, with what tells Hugging Face which model they describe."
-        return _theirs(self) | asdict(self)
-
-    def to_json_file(self, path: str | Path) -> None:
-        "Write a `config.json` that Hugging Face reads as its own."
-        write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
-
-# %% ../nbs/01_config.ipynb #f3aaa4cd
 @dataclass(frozen=True)
-class BertConfig(_InAndOut):
+class BertConfig:
     "The sizes of one BERT, in Hugging Face's names; a value that cannot be is refused."
 
     vocab_size: Count = 30522  # V
@@ -189,7 +159,7 @@ class BertConfig(_InAndOut):
     initializer_range: Positive = 0.02
     layer_norm_eps: Positive = 1e-12
     pad_token_id: Whole = 0
-    position_embedding_type: Literal["absolute", "rotary"] = "absolute"  # or RoFormer's
+    model_type: Literal["bert", "roformer"] = "bert"  # roformer: rotary positions
 
     def __post_init__(self): check_config(self)
 
@@ -198,13 +168,47 @@ class BertConfig(_InAndOut):
         "K, the width of one head."
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def parts(self) -> Parts:
+        "What the layers are made of: BERT's own; a RoFormer's positions turn."
+        return Parts(positions=_POSITIONS[self.model_type])
+
+    @classmethod
+    def preset(cls, size: str = "base", **changes) -> BertConfig:
+        "The named size (`tiny mini small medium base`), with any field changed."
+        _refuse_unknown(changes, {field.name for field in fields(cls)}, strict=True)
+        return cls(**_named_size(size) | changes)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> BertConfig:
+        "A config from Hugging Face's names; theirs that change nothing are ignored."
+        names = {field.name for field in fields(cls)}
+        _refuse_foreign(values)
+        _refuse_model(values)
+        _refuse_unknown(values, names)
+        return cls(**{name: values[name] for name in values.keys() & names})
+
+    @classmethod
+    def from_json_file(cls, path: str | Path) -> BertConfig:
+        "A config from a `config.json` as Hugging Face writes it."
+        return cls.from_dict(_read_json(path))
+
+    def to_dict(self) -> dict:
+        "The fields, and what Hugging Face's RoFormer asks for beside them."
+        if self.model_type == "bert": return asdict(self)
+        return asdict(self) | dict(rotary_value=False, embedding_size=self.hidden_size)
+
+    def to_json_file(self, path: str | Path) -> None:
+        "Write a `config.json` that Hugging Face reads as its own."
+        write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
 # %% ../nbs/01_config.ipynb #d340fd37
 def count_parameters(
     config: BertConfig,
 ) -> dict[str, int]:  # by part; then "model", the sum without heads, and "total"
     "How many numbers a BERT learns, all layers together, by arithmetic alone."
     V, D, F = config.vocab_size, config.hidden_size, config.intermediate_size
-    L, learned = config.num_hidden_layers, config.position_embedding_type == "absolute"
+    L, learned = config.num_hidden_layers, config.parts.positions == "absolute"
     model = {
         "words": V * D,
         "positions": config.max_position_embeddings * D if learned else 0,

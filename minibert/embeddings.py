@@ -28,7 +28,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         D, places = config.hidden_size, config.max_position_embeddings
-        absolute = config.position_embedding_type == "absolute"
+        absolute = config.parts.positions == "absolute"
         self.word_embeddings = nn.Embedding(config.vocab_size, D, config.pad_token_id)
         self.position_embeddings = nn.Embedding(places, D) if absolute else None
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)

@@ -11,11 +11,12 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import MultiHeadAttention, take_rows
+from .attention import MultiHeadAttention, take_mask_rows, take_rows
 from .config import BertConfig
 
 # %% auto #0
-__all__ = ['activation', 'FeedForward', 'EncoderLayer', 'Encoder']
+__all__ = ['activation', 'FeedForward', 'GatedFeedForward', 'make_feed_forward', 'make_norm', 'EncoderLayer', 'PreNormLayer',
+           'Encoder']
 
 # %% ../nbs/07_encoder.ipynb #73864cdd
 _ACTIVATIONS = {
@@ -36,8 +37,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        D, F, bias = config.hidden_size, config.intermediate_size, config.parts.bias
+        self.up, self.down = nn.Linear(D, F, bias), nn.Linear(F, D, bias)
         self.activation = activation(config.hidden_act)
 
     def forward(
@@ -46,31 +47,75 @@ class FeedForward(nn.Module):
     ) -> Tensor:  # (B, S, D)
         return self.down(self.activation(self.up(hidden)))
 
-# %% ../nbs/07_encoder.ipynb #215daa55
-class EncoderLayer(nn.Module):
-    "Attention, then feed-forward; after each: dropout, add, LayerNorm (post-norm)."
+# %% ../nbs/07_encoder.ipynb #47ee3ca2
+class GatedFeedForward(FeedForward):
+    "A feed-forward whose bend decides how much of a third map passes (Shazeer 2020)."
 
     def __init__(self, config: BertConfig):
-        super().__init__()
-        D, eps = config.hidden_size, config.layer_norm_eps
-        self.attention = MultiHeadAttention(config)
-        self.attention_norm = nn.LayerNorm(D, eps=eps)
-        self.feed_forward = FeedForward(config)
-        self.output_norm = nn.LayerNorm(D, eps=eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        super().__init__(config)
+        D, F = config.hidden_size, config.intermediate_size
+        self.gate = nn.Linear(D, F, config.parts.bias)
 
     def forward(
         self,
         hidden: Tensor,  # (B, S, D)
-        mask: Tensor | None = None,  # (B, 1, 1, S), added to the scores
-        rows: Tensor | None = None,  # (B, R): only these positions are computed
+    ) -> Tensor:  # (B, S, D)
+        return self.down(self.activation(self.up(hidden)) * self.gate(hidden))
+
+
+def make_feed_forward(config: BertConfig) -> FeedForward:
+    "The feed-forward that the config's parts name."
+    return GatedFeedForward(config) if config.parts.gated else FeedForward(config)
+
+
+def make_norm(config: BertConfig) -> nn.Module:
+    "The norm over D numbers that the config's parts name."
+    D, eps = config.hidden_size, config.layer_norm_eps
+    if config.parts.norm == "rms": return nn.RMSNorm(D, eps)
+    return nn.LayerNorm(D, eps, bias=config.parts.bias)
+
+# %% ../nbs/07_encoder.ipynb #215daa55
+class EncoderLayer(nn.Module):
+    "Attention, then feed-forward; after each: dropout, add, norm (post-norm)."
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.attention = MultiHeadAttention(config)
+        self.attention_norm = make_norm(config)
+        self.feed_forward = make_feed_forward(config)
+        self.output_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        x: Tensor,  # (B, Q, D)
+        mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
+        memory: Tensor | None = None,  # (B, S, D): whom x asks; None: x itself
+        positions: Tensor | None = None,  # (B, Q): where x stands in it; None: 0, 1, ...
         need_probs: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # (B, S or R, D); the probs where needed
-        found, probs = self.attention(hidden, mask, rows, need_probs)
-        if rows is not None: hidden = take_rows(hidden, rows)
-        hidden = self.attention_norm(hidden + self.dropout(found))
-        thought = self.feed_forward(hidden)
-        return self.output_norm(hidden + self.dropout(thought)), probs
+    ) -> tuple[Tensor, Tensor | None]:  # (B, Q, D); the probs where needed
+        found, probs = self.attention(x, mask, memory, positions, need_probs)
+        x = self.attention_norm(x + self.dropout(found))
+        thought = self.feed_forward(x)
+        return self.output_norm(x + self.dropout(thought)), probs
+
+# %% ../nbs/07_encoder.ipynb #4e365eae
+class PreNormLayer(EncoderLayer):
+    "The same parts, but each act reads a normed x, and the sum stays as it is."
+
+    def forward(
+        self,
+        x: Tensor,  # (B, Q, D)
+        mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
+        memory: Tensor | None = None,  # (B, S, D): whom x asks; None: x itself
+        positions: Tensor | None = None,  # (B, Q): where x stands in it; None: 0, 1, ...
+        need_probs: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # (B, Q, D); the probs where needed
+        normed = self.attention_norm(x)
+        if memory is not None: memory = self.attention_norm(memory)
+        found, probs = self.attention(normed, mask, memory, positions, need_probs)
+        x = x + self.dropout(found)
+        return x + self.dropout(self.feed_forward(self.output_norm(x))), probs
 
 # %% ../nbs/07_encoder.ipynb #ae6e2c02
 class Encoder(nn.Module):
@@ -78,20 +123,26 @@ class Encoder(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        layers = (EncoderLayer(config) for _ in range(config.num_hidden_layers))
-        self.layers = nn.ModuleList(layers)
+        first = config.parts.norm_first
+        layer, count = PreNormLayer if first else EncoderLayer, config.num_hidden_layers
+        self.layers = nn.ModuleList(layer(config) for _ in range(count))
+        self.norm = make_norm(config) if first else None
 
     def forward(
         self,
         hidden: Tensor,  # (B, S, D)
-        mask: Tensor | None = None,  # (B, 1, 1, S), added to the scores
+        mask: Tensor | None = None,  # broadcasts to (B, H, S, S), added to the scores
         rows: Tensor | None = None,  # (B, R): the positions read from the last layer
         need_probs: bool = False,
     ) -> tuple[list[Tensor], list[Tensor | None]]:  # layers + 1 states; probs by layer
         states, probs = [hidden], []
         for layer in self.layers:
-            last = layer is self.layers[-1]
-            hidden, seen = layer(hidden, mask, rows if last else None, need_probs)
+            asked = hidden, mask, None, None
+            if rows is not None and layer is self.layers[-1]:
+                few = take_rows(hidden, rows), take_mask_rows(mask, rows)
+                asked = *few, hidden, rows
+            hidden, seen = layer(*asked, need_probs)
             states.append(hidden)
             probs.append(seen)
+        if self.norm is not None: states[-1] = self.norm(hidden)
         return states, probs

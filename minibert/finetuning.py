@@ -299,7 +299,7 @@ def pool(
     if pooling != "cls": raise ValueError(f"pooling is {pooling!r}: give cls or mean.")
     first = torch.zeros_like(input_ids[:, :1])
     out = bert(input_ids, token_type_ids, attention_mask, rows=first)
-    if bert.config.position_embedding_type == "absolute": return out.pooler_output
+    if bert.config.model_type == "bert": return out.pooler_output
     bend = activation(bert.config.hidden_act)
     return bend(bert.pooler(out.last_hidden_state[:, 0]))
 
@@ -521,7 +521,7 @@ def difference(
 # %% ../nbs/18_finetuning.ipynb #c8d31e03
 def _head_names(config: BertConfig, pooling: str) -> dict[str, str]:  # theirs -> ours
     "What Hugging Face calls the classifier's map and, for RoFormer, the pooler's."
-    rotary = config.position_embedding_type == "rotary"
+    rotary = config.model_type == "roformer"
     if pooling == "mean": rows = {"mean_classifier": "classifier"}
     elif not rotary: rows = {"classifier": "classifier"}
     else: rows = {"classifier.out_proj": "classifier",
@@ -544,7 +544,7 @@ def classifier_to_hf(model: BertClassifier) -> dict[str, Tensor]:
 # %% ../nbs/18_finetuning.ipynb #8ea4fa30
 def _classifier_config(model: BertClassifier) -> dict:
     "config.json as Hugging Face reads it."
-    kind = "RoFormer" if model.config.position_embedding_type == "rotary" else "Bert"
+    kind = "RoFormer" if model.config.model_type == "roformer" else "Bert"
     task = "Model" if model.pooling == "mean" else "ForSequenceClassification"
     return model.config.to_dict() | dict(
         architectures=[kind + task], problem_type="single_label_classification",

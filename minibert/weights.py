@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from .attention import rotary_angles
+from .rotary import rotary_angles
 from .config import BertConfig
 from .core import evaluating, write_whole
 from .heads import BertForPreTraining
@@ -59,7 +59,7 @@ def _empty(config: BertConfig) -> BertForPreTraining:
 
 
 def _prefix(config: BertConfig) -> str:
-    return "roformer." if config.position_embedding_type == "rotary" else "bert."
+    return f"{config.model_type}."
 
 # %% ../nbs/10_weights.ipynb #3f1eca41
 def name_table(

@@ -8,10 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minibert import attention
-from minibert.attention import MultiHeadAttention, attend, merge_heads, rotary_angles, rotate, split_heads, take_rows
-from minibert.config import BertConfig
+from minibert.attention import MultiHeadAttention, attend, merge_heads, split_heads, take_mask_rows, take_rows
+from minibert.config import BertConfig, Parts
 from minibert.embeddings import Embeddings
+from minibert.encoder import Encoder
 from minibert.parity import assert_same, randomise_
+from minibert.rotary import rotary_angles, rotate
 
 LOWEST = torch.finfo(torch.float64).min
 drawn = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -29,12 +31,15 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+def past(S): return torch.full((1, 1, S, S), LOWEST, dtype=torch.float64).triu(1)
+
+
 @st.composite
-def cases(draw, positions=("absolute", "rotary")):
+def cases(draw, kinds=("bert", "roformer")):
     "A randomised module, hidden vectors (B, S, D), a mask (B, 1, 1, S) with at least one real key, a seed."
     B, S, H = draw(st.integers(1, 4)), draw(st.integers(1, 23)), draw(st.integers(1, 5))
-    K, kind, seed = 2 * draw(st.integers(1, 6)), draw(st.sampled_from(positions)), draw(st.integers(0, 999))
-    config = BertConfig(11, H * K, 1, H, 4, max_position_embeddings=S, position_embedding_type=kind)
+    K, kind, seed = 2 * draw(st.integers(1, 6)), draw(st.sampled_from(kinds)), draw(st.integers(0, 999))
+    config = BertConfig(11, H * K, 1, H, 4, max_position_embeddings=S, model_type=kind)
     module = randomise_(MultiHeadAttention(config).double(), seed).eval()
     real = normal(B, S, seed=seed + 1) > draw(st.sampled_from([-9.0, 0.0, 1.0]))  # all, half, a sixth
     real[:, draw(st.integers(0, S - 1))] = True
@@ -61,18 +66,66 @@ def test_explicit_is_sdpa(case):
 
 
 @drawn
-@given(cases(), st.integers(1, 30), st.booleans())
-def test_rows_are_rows_of_the_dense(case, R, need_probs):
+@given(cases(), st.integers(1, 30), st.booleans(), st.booleans())
+def test_rows_are_rows_of_the_dense(case, R, need_probs, causal):
     "Also repeated and unordered rows; the gradients are those of reading the dense result there."
     module, hidden, mask, seed = case
     hidden.requires_grad_()
     B, S, _ = hidden.shape
     rows = torch.randint(S, (B, R), generator=torch.Generator().manual_seed(seed))
-    few, some = module(hidden, mask, rows, need_probs)
+    if causal: mask = torch.minimum(mask, past(S))
+    few, some = module(take_rows(hidden, rows), take_mask_rows(mask, rows), hidden, rows, need_probs)
     dense, every = module(hidden, mask, need_probs=need_probs)
     read = take_rows(dense, rows)
     assert_same(backwards(few, module, hidden), backwards(read, module, hidden), tol=1e-10)
     if need_probs: assert_same(some, every.gather(2, rows[:, None, :, None].expand_as(some)))
+
+
+class Writer(BertConfig):
+    parts = Parts(norm_first=True)
+
+
+class RotaryWriter(BertConfig):
+    parts = Parts(norm_first=True, positions="rotary", norm="rms", gated=True, bias=False)
+
+
+@drawn
+@given(st.sampled_from([BertConfig, Writer, RotaryWriter]), st.integers(1, 3), st.integers(2, 9), st.integers(1, 12), st.booleans(), st.integers(0, 99))
+def test_rows_of_every_kind_of_stack(kind, B, S, R, causal, seed):
+    "Post-norm or pre-norm, rotary or not, all words or the past: states, probs and gradients."
+    encoder = randomise_(Encoder(kind(11, 12, 2, 2, 5)).double(), seed).eval()
+    hidden = normal(B, S, 12, seed=seed).requires_grad_()
+    rows = torch.randint(S, (B, R), generator=torch.Generator().manual_seed(seed))
+    mask = past(S) if causal else None
+    dense, every = encoder(hidden, mask, need_probs=True)
+    few, some = encoder(hidden, mask, rows, True)
+    assert_same(few[:-1], dense[:-1], tol=0)
+    assert_same(some[-1], every[-1].gather(2, rows[:, None, :, None].expand_as(some[-1])))
+    assert_same(backwards(few[-1], encoder, hidden), backwards(take_rows(dense[-1], rows), encoder, hidden), tol=1e-10)
+
+
+@drawn
+@given(cases(), st.integers(1, 9), st.integers(0, 99))
+def test_a_memory_answers_in_place_of_x(case, Q, seed):
+    "Cross-attention: those who ask find what they would find among the memory, and nothing of each other."
+    module, memory, mask, _ = case
+    if module.rotary: return
+    x = normal(len(memory), Q, memory.shape[2], seed=seed)
+    both = torch.cat([memory, x], 1)
+    wide = F.pad(mask, (0, Q), value=LOWEST)
+    assert_same(module(x, mask, memory)[0], module(both, wide)[0][:, -Q:])
+
+
+@drawn
+@given(cases())
+def test_a_cache_of_states_writes_what_the_whole_text_gives(case):
+    "One word after the other, each asking those before it, at its own position."
+    module, hidden, _, _ = case
+    B, S, _ = hidden.shape
+    whole = module(hidden, past(S))[0]
+    for n in range(S):
+        here = torch.full((B, 1), n)
+        assert_same(module(hidden[:, n : n + 1], None, hidden[:, : n + 1], here)[0], whole[:, n : n + 1])
 
 
 @drawn
@@ -92,7 +145,7 @@ def test_padding_changes_nothing(case, more, size):
 
 
 @drawn
-@given(cases(positions=("absolute",)))
+@given(cases(kinds=("bert",)))
 def test_order_is_unknown_without_rotary(case):
     module, hidden, mask, seed = case
     order = torch.randperm(hidden.shape[1], generator=torch.Generator().manual_seed(seed))
@@ -100,7 +153,7 @@ def test_order_is_unknown_without_rotary(case):
 
 
 @drawn
-@given(cases(positions=("rotary",)), st.integers(0, 500))
+@given(cases(kinds=("roformer",)), st.integers(0, 500))
 def test_rotary_knows_differences_only(case, shift):
     "The same text further on (masked positions before it) finds the same."
     module, hidden, mask, _ = case
@@ -125,7 +178,7 @@ def test_rotary_scores_shift(planes, S, shift, seed):
 
 def test_rotary_is_not_blind_to_order():
     "The negative control: with rotary positions a permutation does change what is found."
-    module = randomise_(MultiHeadAttention(BertConfig(11, 24, 1, 4, 4, position_embedding_type="rotary")).double())
+    module = randomise_(MultiHeadAttention(BertConfig(11, 24, 1, 4, 4, model_type="roformer")).double())
     hidden, order = normal(2, 7, 24), torch.arange(6, -1, -1)
     assert (module.eval()(hidden[:, order])[0] - module(hidden)[0][:, order]).abs().max() > 1e-3
 
@@ -169,11 +222,11 @@ def test_nobody_to_look_at(dtype):
 
 @pytest.mark.parametrize("fast", ["0", "1"])
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
-@pytest.mark.parametrize("positions", ["absolute", "rotary"])
-def test_bfloat16_is_explicit_on_a_cpu_that_is_fast_at_it(precision, positions, fast, monkeypatch):
+@pytest.mark.parametrize("kind", ["bert", "roformer"])
+def test_bfloat16_is_explicit_on_a_cpu_that_is_fast_at_it(precision, kind, fast, monkeypatch):
     "The rule of the module, and that the result is near the exact one either way."
     monkeypatch.setenv("MINIBERT_BFLOAT16", fast)
-    module = randomise_(MultiHeadAttention(BertConfig(11, 24, 1, 4, 4, position_embedding_type=positions))).eval()
+    module = randomise_(MultiHeadAttention(BertConfig(11, 24, 1, 4, 4, model_type=kind))).eval()
     hidden = normal(2, 7, 24).float()
     exact, calls = module(hidden)[0], []
     count = lambda *given: calls.append(1) or attend(*given)  # noqa: E731
@@ -212,8 +265,8 @@ def test_wrong_masks_are_refused(mask):
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 8), st.booleans(), st.integers(0, 99))
 def test_embeddings_by_hand(B, S, spare, rotary, seed):
     "Three rows, one sum, the norm; a text too long for the table is refused."
-    positions = "rotary" if rotary else "absolute"
-    config = BertConfig(31, 12, 1, 2, 4, max_position_embeddings=S + spare, position_embedding_type=positions)
+    kind = "roformer" if rotary else "bert"
+    config = BertConfig(31, 12, 1, 2, 4, max_position_embeddings=S + spare, model_type=kind)
     module = randomise_(Embeddings(config).double(), seed).eval()
     g = torch.Generator().manual_seed(seed)
     ids, types = torch.randint(31, (B, S), generator=g), torch.randint(2, (B, S), generator=g)

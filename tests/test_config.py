@@ -22,7 +22,7 @@ BAD = [
     ("attention_probs_dropout_prob", 1.5), ("attention_probs_dropout_prob", None),
     ("layer_norm_eps", 0), ("layer_norm_eps", -1e-12), ("layer_norm_eps", NAN), ("layer_norm_eps", INF),
     ("initializer_range", 0.0), ("initializer_range", True), ("pad_token_id", -1), ("pad_token_id", 30522),
-    ("pad_token_id", None), ("pad_token_id", False), ("position_embedding_type", "relative_key"),
+    ("pad_token_id", None), ("pad_token_id", False), ("model_type", "distilbert"),
 ]  # fmt: skip
 
 
@@ -34,9 +34,9 @@ def test_an_impossible_value_is_refused_by_name(name, value):
 
 
 def test_rotary_needs_an_even_head():
-    BertConfig(hidden_size=24, num_attention_heads=4, position_embedding_type="rotary")
+    BertConfig(hidden_size=24, num_attention_heads=4, model_type="roformer")
     with pytest.raises(ValueError, match="5 wide"):
-        BertConfig(hidden_size=20, num_attention_heads=4, position_embedding_type="rotary")
+        BertConfig(hidden_size=20, num_attention_heads=4, model_type="roformer")
 
 
 def test_presets():
@@ -49,13 +49,13 @@ def test_presets():
     with pytest.raises(ValueError, match="no field 'dropout'"): BertConfig.preset("tiny", dropout=0)
 
 
-@pytest.mark.parametrize("positions", ["absolute", "rotary"])
-def test_json_both_ways(tmp_path, positions):
-    ours = BertConfig(101, 24, 3, 4, 37, "relu", 0.0, 0.2, 19, 5, 0.05, 1e-7, 7, positions)
+@pytest.mark.parametrize("kind", ["bert", "roformer"])
+def test_json_both_ways(tmp_path, kind):
+    ours = BertConfig(101, 24, 3, 4, 37, "relu", 0.0, 0.2, 19, 5, 0.05, 1e-7, 7, kind)
     ours.to_json_file(tmp_path / "config.json")
     theirs = hf.AutoConfig.from_pretrained(tmp_path)
-    assert type(theirs) is (hf.BertConfig if positions == "absolute" else hf.RoFormerConfig)
-    assert all(getattr(theirs, k) == v for k, v in asdict(ours).items() if k != "position_embedding_type")
+    assert type(theirs) is (hf.BertConfig if kind == "bert" else hf.RoFormerConfig)
+    assert all(getattr(theirs, k) == v for k, v in asdict(ours).items())
     theirs.save_pretrained(tmp_path)
     assert BertConfig.from_json_file(tmp_path / "config.json") == ours
     assert BertConfig.from_dict(ours.to_dict()) == BertConfig.from_dict(asdict(ours)) == ours
@@ -108,10 +108,10 @@ def test_write_whole(tmp_path, monkeypatch):
     assert path.read_bytes() == b"\x00" and [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize("positions", ["absolute", "rotary"])
+@pytest.mark.parametrize("kind", ["bert", "roformer"])
 @pytest.mark.parametrize("size", SIZES)
-def test_parameters_are_those_of_the_built_model(size, positions):
-    config = BertConfig.preset(size, position_embedding_type=positions, type_vocab_size=3)
+def test_parameters_are_those_of_the_built_model(size, kind):
+    config = BertConfig.preset(size, model_type=kind, type_vocab_size=3)
     with torch.device("meta"): model = BertForPreTraining(config)
     counts = count_parameters(config)
     assert counts["total"] == sum(p.numel() for p in model.parameters())
@@ -149,7 +149,7 @@ def kept_bytes(config, batch, length, predicted, padding=3):
     dict(),
     dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0),
     dict(hidden_act="relu", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-    dict(position_embedding_type="rotary", attention_probs_dropout_prob=0.0),
+    dict(model_type="roformer", attention_probs_dropout_prob=0.0),
 ])  # fmt: skip
 def test_activations_are_those_that_autograd_keeps(size, change):
     config = BertConfig.preset(size, vocab_size=2003, **change)

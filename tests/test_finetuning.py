@@ -74,10 +74,10 @@ def stories_csv(tmp_path): return table(tmp_path / "stories.csv", zip(TEXTS, WOR
 
 # --- the same numbers as theirs ---
 
-@pytest.mark.parametrize("kind", ["absolute", "rotary"])
+@pytest.mark.parametrize("kind", ["bert", "roformer"])
 @pytest.mark.parametrize("names", [NAMES, ("a", "b", "c", "d")])
 def test_logits_loss_and_gradients_are_theirs(tokenizer, tmp_path, kind, names):
-    ours = randomise_(fresh(tokenizer, names=names, position_embedding_type=kind).double())
+    ours = randomise_(fresh(tokenizer, names=names, model_type=kind).double())
     save_classifier(ours, tokenizer, tmp_path)
     theirs, info = hf.AutoModelForSequenceClassification.from_pretrained(
         tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True)
@@ -89,16 +89,16 @@ def test_logits_loss_and_gradients_are_theirs(tokenizer, tmp_path, kind, names):
     assert_same(a.logits, b.logits, tol=1e-9)
     assert_same(a.loss, b.loss, tol=1e-9)
     a.loss.backward(); b.loss.backward()
-    head = theirs.classifier if kind == "absolute" else theirs.classifier.out_proj
+    head = theirs.classifier if kind == "bert" else theirs.classifier.out_proj
     assert_same(ours.classifier.weight.grad, head.weight.grad, tol=1e-9)
     assert_same(ours.bert.embeddings.word_embeddings.weight.grad, theirs.get_input_embeddings().weight.grad, tol=1e-9)
     with torch.no_grad(): ours.bert.pooler.bias[0] += 1e-3  # the control
     with pytest.raises(AssertionError): assert_same(ours(**batch).logits, b.logits, tol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["absolute", "rotary"])
+@pytest.mark.parametrize("kind", ["bert", "roformer"])
 def test_pipeline_agrees(tokenizer, tmp_path, kind):
-    ours = randomise_(fresh(tokenizer, position_embedding_type=kind)).eval()
+    ours = randomise_(fresh(tokenizer, model_type=kind)).eval()
     save_classifier(ours, tokenizer, tmp_path)
     pipe = hf.pipeline("text-classification", model=str(tmp_path), top_k=None)
     long = " ".join(TEXTS[:4])  # cut to the model's length by both
@@ -111,10 +111,10 @@ def test_pipeline_agrees(tokenizer, tmp_path, kind):
     assert_same([r["score"] for r in told], list(row.values()), tol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["absolute", "rotary"])
+@pytest.mark.parametrize("kind", ["bert", "roformer"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_saved_and_opened_again(tokenizer, tmp_path, kind, pooling):
-    ours = randomise_(fresh(tokenizer, pooling, position_embedding_type=kind)).eval()
+    ours = randomise_(fresh(tokenizer, pooling, model_type=kind)).eval()
     save_classifier(ours, tokenizer, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -362,9 +362,9 @@ def test_page_shows_marks_as_text(tiny, tokenizer, tmp_path, undrawn):
     assert {"lens"} <= {file.stem for file in (tmp_path / "out").glob("*.png")}
 
 
-@pytest.mark.parametrize("positions", ["absolute", "rotary"])
-def test_page_of_a_bare_checkpoint(tiny, tokenizer, tmp_path, undrawn, positions):
-    bare = BertForPreTraining(replace(tiny.config, position_embedding_type=positions), seeded(2))
+@pytest.mark.parametrize("kind", ["bert", "roformer"])
+def test_page_of_a_bare_checkpoint(tiny, tokenizer, tmp_path, undrawn, kind):
+    bare = BertForPreTraining(replace(tiny.config, model_type=kind), seeded(2))
     save_pretrained(bare, tokenizer, tmp_path / "m")
     path = inspect(tmp_path / "m", A, tmp_path / "out")
     assert {file.stem for file in path.parent.glob("*.png")} == {"heads", "entropy", "rollout", "layer-0", "lens"}

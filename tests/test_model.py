@@ -17,7 +17,7 @@ from minibert.model import BertModel, additive_mask, initialise_
 from minibert.parity import assert_same, randomise_, reference_batch
 
 SIZES = dict(vocab_size=41, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=19, max_position_embeddings=24)
-KINDS = [BertConfig(**SIZES), BertConfig(**SIZES, position_embedding_type="rotary")]
+KINDS = [BertConfig(**SIZES), BertConfig(**SIZES, model_type="roformer")]
 MODELS = [randomise_(BertForPreTraining(config)).double().eval() for config in KINDS]
 drawn = settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 models, seeds, lengths, batches = st.sampled_from(MODELS), st.integers(0, 999), st.integers(1, 14), st.integers(1, 5)

@@ -207,7 +207,7 @@ def bad_weights():
     yield "float32 and float64", params | {name: params[name].astype(float)}, SMALL
     yield "does not have", {n: torch.from_numpy(p).bfloat16() for n, p in params.items()}, SMALL
     yield "'relu'", params, replace(SMALL, hidden_act="relu")
-    yield "'rotary'", params, replace(SMALL, position_embedding_type="rotary")
+    yield "'roformer'", params, replace(SMALL, model_type="roformer")
 
 
 @pytest.mark.parametrize("words, state, config", bad_weights())

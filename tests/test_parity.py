@@ -16,7 +16,7 @@ from minibert.weights import from_hf, name_table, to_hf
 TOL = 1e-9
 SIZES = dict(vocab_size=101, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37, max_position_embeddings=20)
 SMALL = BertConfig(**SIZES)
-ROTARY = BertConfig(**SIZES, position_embedding_type="rotary")
+ROTARY = BertConfig(**SIZES, model_type="roformer")
 seen = {}  # what was compared: the largest difference so far
 
 
@@ -35,10 +35,10 @@ def same(kind, ours, theirs, **more):
 
 
 @st.composite
-def cases(draw, positions="absolute"):
+def cases(draw, kind="bert"):
     "A config, and a batch for it."
     heads = draw(st.integers(1, 4))
-    head_size = draw(st.sampled_from([4, 6, 8, 10] if positions == "rotary" else [3, 4, 5, 8, 11]))
+    head_size = draw(st.sampled_from([4, 6, 8, 10] if kind == "roformer" else [3, 4, 5, 8, 11]))
     length, vocabulary = draw(st.integers(3, 17)), draw(st.integers(12, 130))
     config = BertConfig(
         vocab_size=vocabulary,
@@ -51,7 +51,7 @@ def cases(draw, positions="absolute"):
         type_vocab_size=draw(st.integers(2, 3)),
         layer_norm_eps=draw(st.sampled_from([1e-12, 1e-7, 1e-5, 1e-3])),
         pad_token_id=draw(st.sampled_from([0, 0, 1, 7])),
-        position_embedding_type=positions,
+        model_type=kind,
     )
     seed = draw(st.integers(0, 10_000))
     return config, reference_batch(config, draw(st.integers(1, 5)), length, seed), seed
@@ -151,13 +151,13 @@ def test_bert_wide(case): check_bert(case)
 
 
 @drawn(12)
-@given(cases("rotary"))
+@given(cases("roformer"))
 def test_roformer(case): check_roformer(case)
 
 
 @pytest.mark.slow
 @drawn(80)
-@given(cases("rotary"))
+@given(cases("roformer"))
 def test_roformer_wide(case): check_roformer(case)
 
 

@@ -24,7 +24,7 @@ WORDS = ("[PAD] [UNK] [CLS] [SEP] [MASK] . anna tom sam she he it lost found her
          "book under on in bed tree box ##s ##ed").split()
 CONFIG = BertConfig(vocab_size=len(WORDS), hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
                     intermediate_size=37, max_position_embeddings=24)
-ROTARY = replace(CONFIG, position_embedding_type="rotary")
+ROTARY = replace(CONFIG, model_type="roformer")
 SENTENCE = "anna lost her [MASK] ball ."
 
 
@@ -76,7 +76,7 @@ def refused(call, *args, error=ValueError, says=(), **kwargs):
 
 @pytest.mark.parametrize("config", [CONFIG, ROTARY, BertConfig.preset("base")], ids=["absolute", "rotary", "base"])
 def test_the_table_is_a_bijection_of_equal_shapes(config):
-    table, rotary = name_table(config), config.position_embedding_type == "rotary"
+    table, rotary = name_table(config), config.model_type == "roformer"
     assert len(dict(NAMES)) == len({b for _, b in NAMES}) == len(NAMES)
     assert len(set(table.values())) == len(table)
     with torch.device("meta"):

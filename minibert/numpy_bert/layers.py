@@ -56,10 +56,10 @@ def parameter_shapes(
     config: BertConfig,
 ) -> dict[str, tuple]:  # Hugging Face's name -> its shape
     "Name every parameter; ValueError for a config that is not computed in NumPy."
-    if (config.hidden_act, config.position_embedding_type) != ("gelu", "absolute"):
+    if (config.hidden_act, config.model_type) != ("gelu", "bert"):
         raise ValueError(
-            f"The NumPy BERT computes hidden_act 'gelu' with 'absolute' positions, not "
-            f"{config.hidden_act!r} with {config.position_embedding_type!r} ones: "
+            f"The NumPy BERT computes hidden_act 'gelu' of a 'bert', not "
+            f"{config.hidden_act!r} of a {config.model_type!r}: "
             f"change the config, or use minibert.heads."
         )
     D, V = config.hidden_size, config.vocab_size
