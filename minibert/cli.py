@@ -52,9 +52,8 @@ from .training import (
     TrainingConfig, add_up_, asked_to_stop, forecast, join_processes,
     keep_freed_memory, list_checkpoints, make_optimizers, make_sampler,
     only_run_in, own_device, pretrain, resume, to_tensorboard, train_step)
-from .weights import (
-    compare_with_hf, comparison_table, fill_mask, load_pretrained, next_sentence,
-    save_pretrained, to_hf)
+from .weights import fill_mask, load_pretrained, next_sentence, save_pretrained, to_hf
+from .compare import compare_with_hf, comparison_table
 
 # %% ../nbs/90_cli.ipynb #31a3501f
 @dataclass(frozen=True)

@@ -12,22 +12,22 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'read_examples', 'take_share', 'hold_out', 'bag_of_words', 'pool', 'ClassifierOutput',
-           'BertClassifier', 'ExampleSampler', 'ask', 'judge', 'fit_linear', 'train_frozen', 'KeepBest', 'finetune',
-           'accuracy_figures', 'difference', 'classifier_to_hf', 'save_classifier', 'load_classifier', 'classify',
+           'ClassifierConfig', 'BertClassifier', 'ExampleSampler', 'ask', 'judge', 'fit_linear', 'train_frozen',
+           'KeepBest', 'finetune', 'accuracy_figures', 'difference', 'save_classifier', 'load_classifier', 'classify',
            'FinetuneConfig', 'read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
 
 # %% ../nbs/18_finetuning.ipynb #89d995b1
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
@@ -38,13 +38,12 @@ from .core import (
 from .corpus import load_table
 from .encoder import activation
 from .evaluation import row_interval, wilson
-from .heads import BertForPreTraining
 from .model import BertModel, initialise_
 from .tokenizer import WordPieceTokenizer, pad_rows
 from minibert.training import (
     TrainingConfig, best_checkpoint, fit, join_processes, list_checkpoints, own_device,
     share_weights_)
-from .weights import find_checkpoint, read_tensors, from_hf, load_pretrained, to_hf
+from .weights import load_encoder, load_pretrained, save_pretrained, to_hf
 
 # %% ../nbs/18_finetuning.ipynb #91610812
 @dataclass(frozen=True)
@@ -312,6 +311,37 @@ class ClassifierOutput:
     logits: Tensor  # (B, L)
     losses: dict[str, Tensor]  # the same mean, "label"
 
+# %% ../nbs/18_finetuning.ipynb #f261f998
+@dataclass(frozen=True)
+class ClassifierConfig(BertConfig):
+    "A BERT's sizes, the labels, and how a text becomes one vector."
+
+    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
+    pooling: Literal["cls", "mean"] = "cls"
+    classifier_dropout: Rate | None = None  # None: hidden_dropout_prob
+
+    @classmethod
+    def from_dict(cls, values: dict) -> ClassifierConfig:
+        "A config from Hugging Face's names; ValueError for another kind of answer."
+        kind = values.get("problem_type")
+        labels = {int(k): name for k, name in (values.get("id2label") or {}).items()}
+        labels = tuple(labels[k] for k in sorted(labels)) or cls.labels
+        if kind not in (None, "single_label_classification") or len(labels) < 2:
+            raise ValueError(f"It does not choose one label of several (it has "
+                             f"{len(labels)}, for {kind or 'a grade'}): give one that does.")
+        own = {name: values.get(name) for name in ("pooling", "classifier_dropout")}
+        return cls(**asdict(BertConfig.from_dict(values)), labels=labels,
+                   **{name: value for name, value in own.items() if value is not None})
+
+    def to_dict(self) -> dict:
+        "The fields in Hugging Face's names."
+        values = super().to_dict()
+        del values["labels"], values["pooling"]
+        return values | dict(
+            problem_type="single_label_classification",
+            id2label={str(k): name for k, name in enumerate(self.labels)},
+            label2id={name: k for k, name in enumerate(self.labels)})
+
 # %% ../nbs/18_finetuning.ipynb #71b7c977
 class BertClassifier(nn.Module):
     "BERT, dropout and one linear map to L labels (Devlin et al. 2018, section 4.1)."
@@ -320,11 +350,21 @@ class BertClassifier(nn.Module):
                  dropout: float | None = None,
                  generator: torch.Generator | None = None):
         super().__init__()
-        self.config, self.names, self.pooling = bert.config, tuple(names), pooling
-        rate = self.config.hidden_dropout_prob if dropout is None else dropout
+        rate = bert.config.hidden_dropout_prob if dropout is None else dropout
+        self.config = ClassifierConfig(
+            **asdict(bert.config), labels=tuple(names), pooling=pooling,
+            classifier_dropout=rate)
+        self.names, self.pooling = self.config.labels, pooling
         self.bert, self.dropout = bert, nn.Dropout(rate)
         self.classifier = nn.Linear(self.config.hidden_size, len(self.names))
         initialise_(self.classifier, self.config.initializer_range, generator)
+
+    @classmethod
+    def from_config(cls, config: ClassifierConfig) -> BertClassifier:
+        "A classifier of these sizes with fresh weights."
+        sizes = {field.name: getattr(config, field.name) for field in fields(BertConfig)}
+        return cls(BertModel(BertConfig(**sizes)), config.labels, config.pooling,
+                   config.classifier_dropout)
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         "How many answers the loss is a mean of."
@@ -518,41 +558,6 @@ def difference(
     low, high = row_interval(more, np.arange(len(more)))
     return dict(difference=float(gap.mean()), interval=[max(low, -1.0), min(high, 1.0)])
 
-# %% ../nbs/18_finetuning.ipynb #c8d31e03
-def _head_names(config: BertConfig, pooling: str) -> dict[str, str]:  # theirs -> ours
-    "What Hugging Face calls the classifier's map and, for RoFormer, the pooler's."
-    rotary = config.model_type == "roformer"
-    if pooling == "mean": rows = {"mean_classifier": "classifier"}
-    elif not rotary: rows = {"classifier": "classifier"}
-    else: rows = {"classifier.out_proj": "classifier",
-                  "classifier.dense": "roformer.pooler.dense"}
-    return {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in rows.items()
-            for kind in ("weight", "bias")}
-
-# %% ../nbs/18_finetuning.ipynb #88d0ea71
-def classifier_to_hf(model: BertClassifier) -> dict[str, Tensor]:
-    "The weights in the names of BertForSequenceClassification, or of RoFormer's."
-    whole = BertForPreTraining(model.config, seeded(0)).to(model.classifier.weight)
-    whole.bert = model.bert
-    state = {name: tensor for name, tensor in to_hf(whole).items()
-             if not name.startswith("cls.")}
-    state |= {f"classifier.{k}": v for k, v in model.classifier.state_dict().items()}
-    heads = _head_names(model.config, model.pooling)
-    moved = {theirs: state.pop(ours) for theirs, ours in heads.items()}
-    return {name: tensor.cpu().contiguous() for name, tensor in (state | moved).items()}
-
-# %% ../nbs/18_finetuning.ipynb #8ea4fa30
-def _classifier_config(model: BertClassifier) -> dict:
-    "config.json as Hugging Face reads it."
-    kind = "RoFormer" if model.config.model_type == "roformer" else "Bert"
-    task = "Model" if model.pooling == "mean" else "ForSequenceClassification"
-    return model.config.to_dict() | dict(
-        architectures=[kind + task], problem_type="single_label_classification",
-        id2label={str(k): name for k, name in enumerate(model.names)},
-        label2id={name: k for k, name in enumerate(model.names)},
-        classifier_dropout=model.dropout.p, minibert_pooling=model.pooling,
-        dtype=str(model.classifier.weight.dtype).removeprefix("torch."))
-
 # %% ../nbs/18_finetuning.ipynb #aec833f8
 def save_classifier(
     model: BertClassifier,
@@ -560,51 +565,23 @@ def save_classifier(
     folder: str | Path,
 ) -> None:
     "Write what Hugging Face's text-classification opens, unless it pools the mean."
-    folder, tokenizer = Path(folder), copy(tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = copy(tokenizer)
     most = model.config.max_position_embeddings
     tokenizer.max_length = min(tokenizer.max_length, most)
-    tokenizer.save_pretrained(folder)
-    state = save(classifier_to_hf(model), {"format": "pt"})
-    write_whole(folder / "model.safetensors", state)
-    config = json.dumps(_classifier_config(model), indent=2)
-    write_whole(folder / "config.json", config + "\n")
-
-# %% ../nbs/18_finetuning.ipynb #feab5f15
-def _open_classifier(name_or_folder) -> tuple[dict, dict[str, Tensor]]:
-    "config.json, and the tensors with the classifier's under our names."
-    folder = find_checkpoint(name_or_folder)
-    values = json.loads((folder / "config.json").read_text(encoding="utf8"))
-    state, pooling = read_tensors(folder), values.get("minibert_pooling", "cls")
-    broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
-    if broken:
-        raise ValueError(f"{name_or_folder} has numbers in {min(broken)} that are not "
-                         "finite: its weights are damaged. Fine-tune it again.")
-    heads = _head_names(BertConfig.from_dict(values), pooling)
-    if lost := heads.keys() - state.keys():
-        raise ValueError(f"{name_or_folder} has no {min(lost)}: it is no classifier "
-                         "yet. Make one of it with minibert finetune.")
-    state |= {ours: state.pop(theirs) for theirs, ours in heads.items()}
-    kind, count = values.get("problem_type"), len(state["classifier.bias"])
-    if kind not in (None, "single_label_classification") or count < 2:
-        raise ValueError(f"{name_or_folder} does not choose one label of several (it "
-                         f"has {count}, for {kind or 'a grade'}): give one that does.")
-    return values, state
+    save_pretrained(model, tokenizer, folder)
 
 # %% ../nbs/18_finetuning.ipynb #3e29b50a
 def load_classifier(name_or_folder: str | Path) -> BertClassifier:  # in eval mode
     "Open a fine-tuned BERT, ours or Hugging Face's; ValueError if it is none."
-    values, state = _open_classifier(name_or_folder)
-    weight, bias = (state.pop(f"classifier.{kind}") for kind in ("weight", "bias"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the heads of pre-training are not wanted
-        bert = from_hf(state, BertConfig.from_dict(values)).bert
-    given = values.get("id2label") or {}
-    names = [given.get(str(k), f"LABEL_{k}") for k in range(len(bias))]
-    model = BertClassifier(bert, names, values.get("minibert_pooling", "cls"),
-                           values.get("classifier_dropout"), seeded(0))
-    model.classifier.load_state_dict(dict(weight=weight, bias=bias))
-    return model.to(weight.dtype).eval()
+    model = load_pretrained(name_or_folder)
+    if not hasattr(model, "classifier"):
+        raise ValueError(f"{name_or_folder} is a {type(model).__name__}: it is no "
+                         "classifier yet. Make one of it with minibert finetune.")
+    broken = [name for name, value in to_hf(model).items() if not value.isfinite().all()]
+    if broken:
+        raise ValueError(f"{name_or_folder} has numbers in {min(broken)} that are not "
+                         "finite: its weights are damaged. Fine-tune it again.")
+    return model
 
 # %% ../nbs/18_finetuning.ipynb #22e16dc9
 def classify(
@@ -712,9 +689,7 @@ def _set_dropout_(bert: BertModel, rate: float) -> None:
 # %% ../nbs/18_finetuning.ipynb #ea0ffbb4
 def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClassifier:
     "The pre-trained encoder of the run under a fresh classifier."
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # heads of pre-training are not needed
-        bert = load_pretrained(options.run).bert.float()
+    bert = load_encoder(options.run).float()
     _set_dropout_(bert, options.dropout)
     pooling = options.pooling
     if pooling == "auto": pooling = "mean" if options.frozen else "cls"

@@ -29,7 +29,7 @@ from .corpus import Story, stories
 from .evaluation import row_interval
 from .model import BertModel
 from .tokenizer import WordPieceTokenizer
-from .weights import load_pretrained
+from .weights import load_encoder
 
 # %% ../nbs/17_probing.ipynb #f942e94f
 @dataclass(frozen=True)
@@ -575,7 +575,7 @@ def run_probe(
     tokenizer = WordPieceTokenizer.from_pretrained(run)
     parts = None if dataset else [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
-    bert = load_pretrained(run).bert.float()
+    bert = load_encoder(run).float()
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
     print(probe_table(result))
     if parts:

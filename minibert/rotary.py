@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['rotary_angles', 'rotate', 'turn']
+__all__ = ['rotary_angles', 'rotate', 'turn', 'angle_table']
 
 # %% ../nbs/appendix/Q_rotary.ipynb #64abde2d
 def rotary_angles(
@@ -48,3 +48,10 @@ def turn(
     if positions is None: cos, sin = cos[: q.shape[2]], sin[: q.shape[2]]
     else: cos, sin = cos[positions][:, None], sin[positions][:, None]
     return rotate(q, cos, sin), k
+
+# %% ../nbs/appendix/Q_rotary.ipynb #d4e7c726
+def angle_table(config) -> Tensor:  # (max_position_embeddings, K)
+    "The sines, then the cosines, of every position: as Hugging Face's RoFormer stores them."
+    cos, sin = rotary_angles(
+        config.max_position_embeddings, config.head_size, dtype=torch.float64)
+    return torch.cat([sin[:, ::2], cos[:, ::2]], 1)

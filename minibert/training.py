@@ -645,6 +645,7 @@ def read_metrics(folder: str | Path, last: int) -> list[dict]:
 def _begin(model, examples, config, folder, about, resume):
     "The state of a run before its next step."
     about = describe(model, examples, config) | (about or {})
+    about = json.loads(json.dumps(about))  # as a checkpoint gives it back
     if resume and folder is None:
         raise ValueError("A run goes on from its folder, and none is given: name it.")
     if resume:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import os
 import pickle
@@ -15,169 +14,149 @@ import shutil
 import warnings
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
-from .rotary import rotary_angles
-from .config import BertConfig
+from .config import read_config
 from .core import evaluating, write_whole
+from .families import (
+    Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 from .heads import BertForPreTraining
 from .model import initialise_
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['NAMES', 'name_table', 'from_hf', 'read_tensors', 'find_checkpoint', 'load_pretrained', 'to_hf', 'save_pretrained',
-           'fill_mask', 'next_sentence', 'compare_with_hf', 'comparison_table']
-
-# %% ../nbs/10_weights.ipynb #486fa1e2
-NAMES = tuple(tuple(line.split()) for line in """
-bert.embeddings.word_embeddings       bert.embeddings.word_embeddings
-bert.embeddings.position_embeddings   bert.embeddings.position_embeddings
-bert.embeddings.token_type_embeddings bert.embeddings.token_type_embeddings
-bert.embeddings.norm                  bert.embeddings.LayerNorm
-bert.encoder.layers.#.attention.query bert.encoder.layer.#.attention.self.query
-bert.encoder.layers.#.attention.key   bert.encoder.layer.#.attention.self.key
-bert.encoder.layers.#.attention.value bert.encoder.layer.#.attention.self.value
-bert.encoder.layers.#.attention.output bert.encoder.layer.#.attention.output.dense
-bert.encoder.layers.#.attention_norm  bert.encoder.layer.#.attention.output.LayerNorm
-bert.encoder.layers.#.feed_forward.up bert.encoder.layer.#.intermediate.dense
-bert.encoder.layers.#.feed_forward.down bert.encoder.layer.#.output.dense
-bert.encoder.layers.#.output_norm     bert.encoder.layer.#.output.LayerNorm
-bert.pooler                           bert.pooler.dense
-mlm_head.dense                        cls.predictions.transform.dense
-mlm_head.norm                         cls.predictions.transform.LayerNorm
-mlm_head.bias                         cls.predictions.bias
-nsp_head                              cls.seq_relationship
-""".strip().splitlines())  # ours, theirs
+__all__ = ['name_table', 'from_hf', 'read_sizes', 'read_tensors', 'find_checkpoint', 'load_pretrained', 'load_encoder', 'to_hf',
+           'write_model', 'read_weights', 'save_pretrained', 'encode_for', 'fill_mask', 'next_sentence']
 
 # %% ../nbs/10_weights.ipynb #91d34d74
-def _empty(config: BertConfig) -> BertForPreTraining:
-    with torch.device("meta"): return BertForPreTraining(config)
-
-
-def _prefix(config: BertConfig) -> str:
-    return f"{config.model_type}."
+def _empty(family: Family, config: Any) -> nn.Module:
+    with torch.device("meta"): return resolve(family.model)(config)
 
 # %% ../nbs/10_weights.ipynb #3f1eca41
 def name_table(
-    config: BertConfig,
+    config: Any,  # of any family
+    architecture: str | None = None,  # None: the first of the config's model type
 ) -> dict[str, str]:  # our name -> theirs, for every parameter
-    "The table of names unrolled for one config: a bijection."
-    rows, unrolled = dict(NAMES), {}
-    for ours in _empty(config).state_dict():
-        row, end = re.sub(r"\.\d+\.", ".#.", ours), ""
-        if row not in rows: row, _, end = row.rpartition(".")
-        theirs = rows[row].replace("#", "".join(re.findall(r"\.(\d+)\.", ours)))
-        theirs = re.sub("^bert[.]", _prefix(config), theirs)
-        unrolled[ours] = f"{theirs}.{end}" if end else theirs
-    return unrolled
+    "The table of names unrolled for one config."
+    _, family = find_family(config.model_type, architecture)
+    entries = unroll(family.table, _empty(family, config).state_dict())
+    return {ours: entry.theirs for entry in entries for ours in entry.ours}
 
 # %% ../nbs/10_weights.ipynb #a924ea16
-def _canonical(name: str, prefix: str) -> str:
+def _canonical(name: str, base: str, roots: set[str]) -> str:
     name = re.sub(r"LayerNorm[.]gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm[.]beta$", "LayerNorm.bias", name)
-    inner = re.sub(r"^(bert|roformer)[.]", "", name)
-    body = inner.startswith(("embeddings.", "encoder.", "pooler."))
-    return prefix + inner if body else name
+    return base + name if name.split(".")[0] in roots else name
 
 # %% ../nbs/10_weights.ipynb #7a1cb7f9
-_BUFFERS = ("position_ids", "embeddings.token_type_ids", "embed_positions.weight")
-_TIED = {  # the second name of a tensor -> its first
-    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-
-
-def _tidy(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _tidy(state: dict[str, Tensor], family: Family, wanted: set[str]) -> dict[str, Tensor]:
+    base = family.base
+    roots = {name.removeprefix(base).split(".")[0] for name in wanted
+             if base and name.startswith(base)}
     tidy = {}
     for name, tensor in state.items():
-        if name.endswith(_BUFFERS): continue
-        full = _canonical(name, prefix)
+        if name.endswith(family.ignored): continue
+        full = _canonical(name, base, roots)
         if full in tidy:
             raise ValueError(f"The checkpoint holds {full} under two names: keep one.")
         tidy[full] = tensor
-    for copy, first in _TIED.items():
+    for copy, first in family.tied.items():
         if copy not in tidy: continue
-        first, tensor = _canonical(first, prefix), tidy.pop(copy)
+        tensor = tidy.pop(copy)
         if not torch.equal(tidy.setdefault(first, tensor), tensor):
             raise ValueError(f"The checkpoint's {copy} differs from its {first}: this "
                              "model ties them, so give a checkpoint that does too.")
     return tidy
 
 # %% ../nbs/10_weights.ipynb #6bdec0dd
-_HEADS = {"bert.pooler": "pooler", "mlm_head": "MLM head", "nsp_head": "NSP head"}
-
-
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(sorted(names)[:3]) + more
 
 
-def _missing_heads(state, wanted: dict[str, str], prefix: str) -> list[str]:
-    "Our names of the heads that a checkpoint lacks; a lack elsewhere is refused."
-    lost = [name for name in state if name not in wanted and name.startswith(prefix)]
+def _missing_parts(state, table: dict[str, str], family: Family) -> list[str]:
+    "Our names of the optional parts that a checkpoint lacks; another lack is refused."
+    wanted = set(table.values())
+    lost = [name for name in state if name not in wanted and name.startswith(family.base)]
     if lost:
         raise ValueError(f"The checkpoint holds {_few(lost)}, for which its config has "
                          "no place: give the config.json that belongs to it.")
-    absent = {ours: theirs for theirs, ours in wanted.items() if theirs not in state}
-    parts = {head: [ours for ours in wanted.values() if ours.startswith(head)]
-             for head in _HEADS}
-    fresh = [head for head, names in parts.items() if absent.keys() >= set(names)]
+    absent = {ours: theirs for ours, theirs in table.items() if theirs not in state}
+    parts = {part: [ours for ours in table if ours.startswith(part)]
+             for part in family.optional}
+    fresh = [part for part, names in parts.items() if absent.keys() >= set(names)]
     if lost := [theirs for ours, theirs in absent.items()
                 if not ours.startswith(tuple(fresh))]:
         raise ValueError(f"The checkpoint lacks {_few(lost)}: give a whole checkpoint "
-                         "of BERT, and the config.json that belongs to it.")
+                         "of this model, and the config.json that belongs to it.")
     return fresh
 
 # %% ../nbs/10_weights.ipynb #4351f264
-def _check_shapes(state, wanted: dict[str, str], config: BertConfig) -> None:
-    own = _empty(config).state_dict()
-    for theirs, ours in wanted.items():
-        if theirs not in state: continue
-        given, right = state[theirs], own[ours]
+def _check_shapes(state, entries: list, own: dict[str, Tensor], config: Any) -> None:
+    for entry in entries:
+        if entry.theirs not in state: continue
+        given, right = state[entry.theirs], into_theirs(entry, own, config)
         if given.shape != right.shape or not given.is_floating_point():
             raise ValueError(
-                f"{theirs} is {tuple(given.shape)} of {given.dtype}, and the config "
+                f"{entry.theirs} is {tuple(given.shape)} of {given.dtype}, and the config "
                 f"asks for floats of {tuple(right.shape)}: give this file's own config."
             )
 
 # %% ../nbs/10_weights.ipynb #346cc592
-def _notice(state, wanted: dict[str, str], fresh: list[str]) -> None:
+def _notice(state, wanted: set[str], missing: list[str]) -> None:
     if foreign := [name for name in state if name not in wanted]:
         warnings.warn(f"The checkpoint's {_few(foreign)} belongs to no part of this "
                       "model and is ignored.", stacklevel=3)
-    if fresh:
-        missing = ", ".join(_HEADS[head] for head in fresh)
-        warnings.warn(f"The checkpoint has no {missing}: what is missing starts fresh "
-                      "and must be trained before use.", stacklevel=3)
+    if missing:
+        warnings.warn(f"The checkpoint has no {', '.join(missing)}: what is missing "
+                      "starts fresh and must be trained before use.", stacklevel=3)
 
 # %% ../nbs/10_weights.ipynb #3520b239
 def from_hf(
     state,  # a model of theirs, or a state dict in their names
-    config: BertConfig | None = None,  # the sizes, for a state dict
-) -> BertForPreTraining:
+    config: Any = None,  # the sizes, for a state dict
+    architecture: str | None = None,  # as what to open it; None: as what it is
+) -> nn.Module:
     "Our model with their weights and dtype; ValueError where something does not fit."
     if config is None and not hasattr(state, "config"):
         raise TypeError("A state dict does not say its sizes: from_hf(state, config).")
     if config is None:
-        config, state = BertConfig.from_dict(state.config.to_dict()), state.state_dict()
-    prefix = _prefix(config)
-    wanted = {theirs: ours for ours, theirs in name_table(config).items()}
-    state = _tidy(state, prefix)
-    fresh = _missing_heads(state, wanted, prefix)
-    _check_shapes(state, wanted, config)
-    _notice(state, wanted, fresh)
-    own = {wanted[name]: tensor for name, tensor in state.items() if name in wanted}
-    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in own.values()))
-    model = _empty(config).to(dtype).to_empty(device="cpu")
+        architecture = architecture or type(state).__name__
+        config = read_sizes(state.config.to_dict(), architecture)
+        state = state.state_dict()
+    _, family = find_family(config.model_type, architecture)
+    own = _empty(family, config).state_dict()
+    entries = unroll(family.table, own)
+    table = {ours: entry.theirs for entry in entries for ours in entry.ours}
+    state = _tidy(state, family, set(table.values()))
+    fresh = _missing_parts(state, table, family)
+    _check_shapes(state, entries, own, config)
+    _notice(state, set(table.values()), [family.optional[part] for part in fresh])
+    given = {}
+    for entry in entries:
+        if (tensor := state.get(entry.theirs)) is not None:
+            given |= into_ours(entry, tensor, own, config)
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in given.values()))
+    model = _empty(family, config).to(dtype).to_empty(device="cpu")
     seed = torch.Generator().manual_seed(0)
-    for head in fresh:
-        initialise_(model.get_submodule(head), config.initializer_range, seed)
-    model.load_state_dict(own, strict=not fresh)
+    for part in fresh:
+        initialise_(model.get_submodule(part), config.initializer_range, seed)
+    model.load_state_dict(given, strict=not fresh)
     return model
+
+
+def read_sizes(
+    values: dict,  # of a config.json
+    architecture: str | None = None,
+) -> Any:  # the family's config
+    "The config of a checkpoint, read by the class that its family names."
+    _, family = find_family(values.get("model_type"), architecture)
+    return resolve(family.config).from_dict(values | family.where)
 
 # %% ../nbs/10_weights.ipynb #0951f5a5
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
@@ -268,55 +247,84 @@ def find_checkpoint(name: str | Path, **where) -> Path:
 def load_pretrained(
     name_or_folder: str | Path,  # "google-bert/bert-base-uncased", or a folder
     *,
+    architecture: str | None = None,  # as what to open it; None: as what it says it is
     revision: str | None = None,  # a branch, tag or commit on the hub
     cache_dir: str | Path | None = None,  # where downloads are kept
     local_files_only: bool = False,  # never ask the network
-) -> BertForPreTraining:  # in eval mode, with the checkpoint's dtype
+) -> nn.Module:  # in eval mode, with the checkpoint's dtype
     "Open a Hugging Face checkpoint; ValueError or FileNotFoundError where it is none."
     folder = find_checkpoint(name_or_folder, revision=revision,
                              cache_dir=cache_dir, local_files_only=local_files_only)
     try:
-        config = BertConfig.from_json_file(folder / "config.json")
-        state = read_tensors(folder)
-        if _prefix(config) == "roformer." and (folder / _SIDE).is_file():
-            state |= _read_file(folder / _SIDE)
-        return from_hf(state, config).eval()
+        values = read_config(folder / "config.json")
+        said = architecture or next(iter(values.get("architectures") or ()), None)
+        name, family = find_family(values.get("model_type"), said)
+        config = read_sizes(values, name)
+        return from_hf(_read_all(folder, family), config, name).eval()
     except ValueError as problem:
         raise ValueError(f"{name_or_folder} was not loaded. {problem}") from None
 
+
+def _read_all(folder: Path, family: Family) -> dict[str, Tensor]:
+    "The tensors of a checkpoint, and those that their class has no place for."
+    state = read_tensors(folder)
+    if family.beside and (folder / _SIDE).is_file(): state |= _read_file(folder / _SIDE)
+    return state
+
+
+def load_encoder(name_or_folder: str | Path, **where) -> nn.Module:  # a BertModel
+    "The encoder of a checkpoint, whatever heads stand on it; ValueError without one."
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # heads of pre-training are not needed
+        model = load_pretrained(name_or_folder, **where)
+    if not hasattr(model, "bert"):
+        raise ValueError(f"{name_or_folder} is a {type(model).__name__}, which has no "
+                         "BERT inside: give one that has.")
+    return model.bert
+
 # %% ../nbs/10_weights.ipynb #6ae4affd
 def to_hf(
-    model: BertForPreTraining,
-) -> dict[str, Tensor]:  # their names -> our tensors themselves, not copies
+    model: nn.Module,  # of any family
+) -> dict[str, Tensor]:  # their names -> our tensors themselves, where they are the same
     "The model's state dict in Hugging Face's names, tied tensors under both of theirs."
-    prefix = _prefix(model.config)
-    own = model.state_dict()
-    state = {theirs: own[ours] for ours, theirs in name_table(model.config).items()}
-    if prefix == "roformer.":
-        cos, sin = rotary_angles(model.config.max_position_embeddings,
-                                 model.config.head_size, dtype=torch.float64)
-        angles = torch.cat([sin[:, ::2], cos[:, ::2]], 1)
-        name = "roformer.encoder.embed_positions.weight"
-        state[name] = angles.to(own["nsp_head.bias"])
-    return state | {copy: state[_canonical(first, prefix)]
-                    for copy, first in _TIED.items()}
+    (_, family), own = family_of(model), model.state_dict()
+    some = next(iter(own.values()))
+    state = {entry.theirs: into_theirs(entry, own, model.config)
+             for entry in unroll(family.table, own)}
+    state |= {name: resolve(make)(model.config).to(some)
+              for name, make in family.derived.items()}
+    return state | {copy: state[first] for copy, first in family.tied.items()}
 
 # %% ../nbs/10_weights.ipynb #69dc842c
-def _write_model(model: BertForPreTraining, folder: Path) -> None:
+def write_model(model: nn.Module, folder: Path) -> None:
+    "Write config.json and the weights into a folder, each tensor once."
+    name, family = family_of(model)
     state = {name: tensor.cpu().contiguous() for name, tensor in to_hf(model).items()
-             if name not in _TIED}
-    if _prefix(model.config) == "roformer.":
-        side = {name: state.pop(name) for name in list(state)
-                if name.startswith(("roformer.pooler.", "cls.seq_relationship."))}
-        write_whole(folder / _SIDE, save(side, {"format": "pt"}))
-    dtype = str(model.nsp_head.bias.dtype).removeprefix("torch.")
-    values = model.config.to_dict() | {"dtype": dtype, "tie_word_embeddings": True}
+             if name not in family.tied}
+    side = {name: state.pop(name) for name in list(state)
+            if name.startswith(family.beside)}
+    if side: write_whole(folder / _SIDE, save(side, {"format": "pt"}))
+    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
+    values = model.config.to_dict() | dict(architectures=[name], dtype=dtype)
+    if family.tied: values |= dict(tie_word_embeddings=True)
     write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
     write_whole(folder / "model.safetensors", save(state, {"format": "pt"}))
 
+
+def read_weights(
+    folder: Path,  # that `write_model` wrote to
+    model: nn.Module,  # of the same sizes
+) -> dict[str, Tensor]:  # for its `load_state_dict`
+    "The weights in a folder under our own names."
+    (_, family), own = family_of(model), model.state_dict()
+    state, given = _read_all(folder, family), {}
+    for entry in unroll(family.table, own):
+        given |= into_ours(entry, state[entry.theirs], own, model.config)
+    return given
+
 # %% ../nbs/10_weights.ipynb #61130a49
 def save_pretrained(
-    model: BertForPreTraining,
+    model: nn.Module,  # of any family
     tokenizer: WordPieceTokenizer | None,  # None writes the model alone
     folder: str | Path,
 ) -> None:
@@ -328,7 +336,7 @@ def save_pretrained(
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     aside.mkdir()
     try:
-        _write_model(model, aside)
+        write_model(model, aside)
         if tokenizer is not None: tokenizer.save_pretrained(aside)
         if not folder.exists(): os.replace(aside, folder)
         else:
@@ -336,8 +344,11 @@ def save_pretrained(
     finally: shutil.rmtree(aside, ignore_errors=True)
 
 # %% ../nbs/10_weights.ipynb #3631d5c3
-def _encode(model: BertForPreTraining, tokenizer, texts: list) -> dict[str, Tensor]:
-    "A batch of texts, or of pairs, on the model's device."
+def encode_for(model: BertForPreTraining, tokenizer, texts: list) -> dict[str, Tensor]:
+    "A batch of texts, or of pairs, on the model's device; ValueError if they differ."
+    if not hasattr(model, "mlm_head"):
+        raise ValueError(f"A {type(model).__name__} neither fills masks nor knows next "
+                         "sentences: give a pre-trained BERT, or use minibert classify.")
     V, most = model.config.vocab_size, model.config.max_position_embeddings
     if tokenizer.vocab_size > V:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size} pieces, the model "
@@ -346,7 +357,7 @@ def _encode(model: BertForPreTraining, tokenizer, texts: list) -> dict[str, Tens
     if (length := batch["input_ids"].shape[1]) > most:
         raise ValueError(f"A text has {length} pieces with [CLS] and [SEP], and the "
                          f"model reads {most}: shorten it.")
-    return {name: ids.to(model.nsp_head.bias.device) for name, ids in batch.items()}
+    return {name: ids.to(model.word_embeddings.device) for name, ids in batch.items()}
 
 # %% ../nbs/10_weights.ipynb #f10a9e02
 def _finite(model: BertForPreTraining, probs: Tensor) -> Tensor:
@@ -370,14 +381,14 @@ def fill_mask(
 ) -> list:  # for each [MASK] k pairs (piece, probability), likeliest first
     "The likeliest pieces for every [MASK]; for a list of texts, a list of such lists."
     texts = [text] if isinstance(text, str) else list(text)
-    batch = _encode(model, tokenizer, texts)
+    batch = encode_for(model, tokenizer, texts)
     masked = batch["input_ids"] == tokenizer.mask_id
     for line, found in zip(texts, masked.any(1)):
         if not found: raise ValueError(f"There is no [MASK] in {line!r}: write one.")
     with evaluating(model):
         hidden = model.bert(**batch).last_hidden_state[masked]
-        words = model.bert.embeddings.word_embeddings.weight
-        probs = _finite(model, model.mlm_head(hidden, words).double().softmax(-1))
+        logits = model.mlm_head(hidden, model.word_embeddings)
+        probs = _finite(model, logits.double().softmax(-1))
     top = probs.topk(min(k, probs.shape[-1]))
     pairs = iter([[(tokenizer.pieces[i], p) for i, p in zip(*row)]
                   for row in zip(top.indices.tolist(), top.values.tolist())])
@@ -392,161 +403,7 @@ def next_sentence(
     b: str,
 ) -> float:  # 0 to 1
     "The probability that sentence `b` follows sentence `a`, by the NSP head."
-    batch = _encode(model, tokenizer, [(a, b)])
+    batch = encode_for(model, tokenizer, [(a, b)])
     with evaluating(model):
         probs = model(**batch).seq_relationship_logits.double().softmax(-1)
         return _finite(model, probs)[0, 0].item()
-
-# %% ../nbs/10_weights.ipynb #ec678f25
-def _transformers():
-    try: return importlib.import_module("transformers")
-    except ImportError:
-        raise ImportError("Comparing needs transformers, which minibert itself does "
-                          "not use: pip install transformers.") from None
-
-
-def _their_ids(folder: Path, texts: list) -> dict:
-    "What their tokenizer makes of the texts, padded to one length."
-    hf = _transformers()
-    level = hf.logging.get_verbosity()
-    hf.logging.set_verbosity_error()  # long texts: ours has refused them already
-    try:
-        theirs = hf.AutoTokenizer.from_pretrained(folder)
-        return dict(theirs(texts, padding=True, truncation=False))
-    finally: hf.logging.set_verbosity(level)
-
-
-def _open_theirs(folder: Path, rotary: bool):
-    "Their model, and the names of the parts that the checkpoint does not hold."
-    hf, options = _transformers(), dict(dtype=torch.float32, output_loading_info=True,
-                                        attn_implementation="eager")
-    kind = hf.RoFormerForMaskedLM if rotary else hf.BertForPreTraining
-    level = hf.logging.get_verbosity()
-    hf.logging.set_verbosity_error()  # its report of missing heads: ours has said it
-    try: model, info = kind.from_pretrained(folder, **options)
-    finally: hf.logging.set_verbosity(level)
-    lost = " ".join(info["missing_keys"]) + (" pooler" if rotary else "")
-    skipped = {"pooler": "pooler" in lost, "MLM logits": "cls.predictions" in lost,
-               "NSP logits": "pooler" in lost or "seq_relationship" in lost}
-    return model.eval(), [part for part, gone in skipped.items() if gone]
-
-# %% ../nbs/10_weights.ipynb #fa9a36b7
-def _parts(model, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    "Everything that can be compared, from a model of ours or of theirs."
-    out = model(**batch, output_hidden_states=True, output_attentions=True)
-    parts = {"embeddings": out.hidden_states[0]}
-    for n, (probs, hidden) in enumerate(zip(out.attentions, out.hidden_states[1:]), 1):
-        parts |= {f"attention {n}": probs.transpose(1, 2), f"layer {n}": hidden}
-    if not hasattr(out, "prediction_logits"): return parts | {"MLM logits": out.logits}
-    last, pooler = out.hidden_states[-1], model.bert.pooler
-    ours = isinstance(model, BertForPreTraining)
-    parts["pooler"] = pooler(last[:, 0]).tanh() if ours else pooler(last)
-    return parts | {"MLM logits": out.prediction_logits,
-                    "NSP logits": out.seq_relationship_logits}
-
-# %% ../nbs/10_weights.ipynb #259501ac
-def _differences(ours: dict, theirs: dict, real: Tensor, skipped: list[str]) -> dict:
-    found = {}
-    for name in [name for name in theirs if name not in skipped]:
-        gap = (ours[name] - theirs[name]).abs()
-        if gap.dim() > 2: gap = gap[real]  # the pooler and NSP have one row a text
-        found[name] = {"largest": gap.max().item(), "mean": gap.mean().item()}
-    return found
-
-# %% ../nbs/10_weights.ipynb #f10a9e06
-def _unpadded(rows: dict, k: int) -> list[list[int]]:
-    "Id and segment of each token of text k."
-    columns = (rows[n][k] for n in ("input_ids", "token_type_ids", "attention_mask"))
-    return [pair for *pair, real in zip(*columns) if real]
-
-
-def _first_difference(texts: list, ours: dict, theirs: dict) -> dict | None:
-    "The first text that the tokenizers read differently, with the ids of both."
-    theirs = ours | theirs  # one that gives no segments has none to compare
-    for k, text in enumerate(texts):
-        a, b = _unpadded(ours, k), _unpadded(theirs, k)
-        ids = [[i for i, _ in side] for side in (a, b)]
-        if a != b: return dict(text=text, ours=ids[0], theirs=ids[1])
-    return None
-
-# %% ../nbs/10_weights.ipynb #0730573d
-_TEXTS = ["anna lost her red ball .", "she found it under the bed . it was still wet ."]
-_TOLERANCE = 1e-5  # the largest difference in float32 that is called the same
-
-
-def compare_with_hf(
-    name_or_folder: str | Path,
-    texts: list[str] | None = None,  # two short ones where not given
-    out: str | Path | None = None,  # a folder for parity.json and parity.png
-    **where,  # revision, cache_dir, local_files_only, as in load_pretrained
-) -> dict:  # "parts": {part: {dtype: {"largest", "mean"}}}, "ids", "same", "verdict"
-    "Open a checkpoint here and in transformers, and say how far each part differs."
-    _transformers()
-    folder = find_checkpoint(name_or_folder, **where)
-    ours = load_pretrained(folder)
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
-    texts = _TEXTS if texts is None else list(texts)
-    batch, found = _encode(ours, tokenizer, texts), {}
-    rows = {name: tensor.tolist() for name, tensor in batch.items()}
-    differ = _first_difference(texts, rows, _their_ids(folder, texts))
-    theirs, skipped = _open_theirs(folder, _prefix(ours.config) == "roformer.")
-    real = batch["attention_mask"].bool()
-    for dtype in (torch.float32, torch.float64):
-        with torch.no_grad():
-            a, b = (_parts(model.to(dtype), batch) for model in (ours, theirs))
-        for part, row in _differences(a, b, real, skipped).items():
-            found.setdefault(part, {})[str(dtype).removeprefix("torch.")] = row
-    result = _verdict(str(name_or_folder), found, skipped, differ)
-    if out is not None: _write_comparison(result, a, b, batch, tokenizer, Path(out))
-    return result
-
-# %% ../nbs/10_weights.ipynb #f1f733ea
-def _verdict(name: str, found: dict, skipped: list[str], differ) -> dict:
-    worst = {dtype: torch.tensor([row[dtype]["largest"] for row in found.values()],
-                                 dtype=torch.float64).max().item()  # NaN if one is
-             for dtype in ("float32", "float64")}
-    same = worst["float32"] <= _TOLERANCE and not differ
-    said = (f"{name}: minibert and transformers {'agree' if same else 'DIFFER'}; the "
-            f"largest difference is {worst['float32']:.1e} in float32 "
-            f"({_TOLERANCE:.0e} is allowed) and {worst['float64']:.1e} in float64.")
-    if differ:
-        said += (f" Their tokenizer reads {differ['text']!r} otherwise: "
-                 f"{differ['ours']} here, {differ['theirs']} there. Both models were "
-                 "given ours.")
-    return dict(checkpoint=name, same=same, verdict=said, tolerance=_TOLERANCE,
-                ids=differ, largest=worst, skipped=skipped, parts=found)
-
-# %% ../nbs/10_weights.ipynb #5aa59948
-def comparison_table(result: dict) -> str:
-    "The result of `compare_with_hf` as lines of text, one for each part."
-    line = "{:14}{:>12}{:>12}{:>12}{:>12}".format
-    kinds = [(d, k) for d in ("float32", "float64") for k in ("largest", "mean")]
-    rows = [line("", "float32", "", "float64", "")]
-    rows += [line("part", *(k for _, k in kinds))]
-    for part, row in result["parts"].items():
-        values = [row[d][k] for d, k in kinds]
-        rows.append(line(part, *(f"{value:.1e}" for value in values)))
-    rows += [f"{part}: not in this checkpoint" for part in result["skipped"]]
-    return "\n".join([*rows, result["verdict"]])
-
-# %% ../nbs/10_weights.ipynb #52ba4206
-def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]):  # both (S, S)
-    from minibert.show import show_heads
-    gap = (ours - theirs).abs()
-    largest = gap.max().item()
-    figure = show_heads(torch.stack([ours, theirs, gap / (largest or 1)]), tokens)
-    titles = "ours", "theirs", f"difference / {largest:.0e}"
-    for axis, title in zip(figure.axes, titles):
-        axis.set_title(title, fontsize=8)
-    return figure
-
-# %% ../nbs/10_weights.ipynb #bb1c7a19
-def _write_comparison(result, ours, theirs, batch, tokenizer, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    ids = batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist()
-    n = len(ids)
-    a, b = (side["attention 1"][0, :n, 0, :n] for side in (ours, theirs))
-    figure = _draw_head(a, b, [tokenizer.pieces[i] for i in ids])
-    figure.savefig(aside := out / ".parity.tmp.png")
-    os.replace(aside, out / "parity.png")
-    write_whole(out / "parity.json", json.dumps(result, indent=2) + "\n")

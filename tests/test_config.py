@@ -73,7 +73,6 @@ def test_what_hugging_face_writes_by_default_is_read(tmp_path, kind):
     (dict(is_decoder=True), "is_decoder"),
     (dict(add_cross_attention=True), "add_cross_attention"),
     (dict(is_encoder_decoder=True), "is_encoder_decoder"),
-    (dict(tie_word_embeddings=False), "tie_word_embeddings"),
     (dict(model_type="roformer", rotary_value=True), "rotary_value"),
     (dict(model_type="roformer", hidden_size=768, embedding_size=128), "embedding_size"),
     (dict(model_type="distilbert"), "distilbert"),

@@ -21,7 +21,7 @@ from minibert.core import seeded
 from minibert.evaluation import wilson
 from minibert.finetuning import (
     BertClassifier, Examples, ExampleSampler, FinetuneConfig, _set_dropout_, accuracy_figures, ask,
-    bag_of_words, classifier_to_hf, classify, difference, finetune, fit_linear, hold_out, judge, load_classifier,
+    bag_of_words, classify, difference, finetune, fit_linear, hold_out, judge, load_classifier,
     number_labels, read_examples, read_parts, resume_finetuning, run_finetuning, save_classifier, take_share,
     train_frozen, training_for)
 from minibert.heads import BertForPreTraining
@@ -29,7 +29,7 @@ from minibert.model import BertModel
 from minibert.parity import assert_same, randomise_
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import TrainingConfig, forward_backward
-from minibert.weights import save_pretrained
+from minibert.weights import save_pretrained, to_hf
 
 TEXTS = [story.text for story in stories(60)]
 WORDS = [story.sentiment for story in stories(60)]
@@ -650,4 +650,4 @@ def test_dropout_is_set_everywhere(tokenizer):
 
 def test_names_of_saved_weights_are_theirs(tokenizer):
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**asdict(sizes(tokenizer))))
-    assert classifier_to_hf(fresh(tokenizer)).keys() == theirs.state_dict().keys()
+    assert to_hf(fresh(tokenizer)).keys() == theirs.state_dict().keys()

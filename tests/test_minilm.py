@@ -10,7 +10,8 @@ import transformers as hf
 
 from minibert.parity import assert_same
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.weights import compare_with_hf, fill_mask, load_pretrained, next_sentence, save_pretrained
+from minibert.weights import fill_mask, load_pretrained, next_sentence, save_pretrained
+from minibert.compare import compare_with_hf
 
 PAIRS = [  # two that say the same, and one about something else
     ("A man is playing the guitar on the stage.", "Someone performs guitar music in a concert.", "The price of wheat fell again last month."),

@@ -490,6 +490,7 @@ def test_batch_does_not_depend_on_what_was_drawn_before(texts):
 KILLED = """
 import sys
 from minibert.config import BertConfig
+from minibert.core import seeded
 from minibert.corpus import Corpus, load_documents
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer

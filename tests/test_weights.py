@@ -17,8 +17,9 @@ from minibert.config import BertConfig
 from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.weights import (NAMES, compare_with_hf, comparison_table, fill_mask, from_hf, load_pretrained,
-                              name_table, next_sentence, save_pretrained, to_hf)
+from minibert.weights import (
+    fill_mask, from_hf, load_encoder, load_pretrained, name_table, next_sentence, save_pretrained, to_hf)
+from minibert.compare import compare_with_hf, comparison_table
 
 WORDS = ("[PAD] [UNK] [CLS] [SEP] [MASK] . anna tom sam she he it lost found her his the red blue green ball kite "
          "book under on in bed tree box ##s ##ed").split()
@@ -77,7 +78,6 @@ def refused(call, *args, error=ValueError, says=(), **kwargs):
 @pytest.mark.parametrize("config", [CONFIG, ROTARY, BertConfig.preset("base")], ids=["absolute", "rotary", "base"])
 def test_the_table_is_a_bijection_of_equal_shapes(config):
     table, rotary = name_table(config), config.model_type == "roformer"
-    assert len(dict(NAMES)) == len({b for _, b in NAMES}) == len(NAMES)
     assert len(set(table.values())) == len(table)
     with torch.device("meta"):
         ours = BertForPreTraining(config).state_dict()
@@ -153,11 +153,29 @@ def test_one_head_alone(tmp_path, kind, missing):
     assert_same({n: to_hf(ours)[n] for n in held}, {n: model.state_dict()[n] for n in held}, tol=0)
 
 
-@pytest.mark.parametrize("kind, name", [(hf.BertForSequenceClassification, "classifier"), (hf.BertForQuestionAnswering, "qa_outputs")])
+@pytest.mark.parametrize("kind, name", [(hf.BertForTokenClassification, "classifier"), (hf.BertForQuestionAnswering, "qa_outputs")])
 def test_a_foreign_head_is_ignored_and_that_is_said(tmp_path, kind, name):
     their_model(kind).save_pretrained(tmp_path)
     with pytest.warns(UserWarning) as notices: load_pretrained(tmp_path)
     assert [name in str(n.message) and "ignored" in str(n.message) for n in notices] == [True, False]
+
+
+def test_a_classifier_opened_as_what_it_grew_from(tmp_path):
+    their_model(hf.BertForSequenceClassification).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning) as notices: ours = load_pretrained(tmp_path, architecture="BertForPreTraining")
+    assert "classifier" in str(notices[0].message) and "no MLM head, NSP head" in str(notices[1].message)
+    encoder = quiet(load_encoder, tmp_path)
+    assert_same(encoder.state_dict(), ours.bert.state_dict(), tol=0)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_tied_weights_are_known_by_the_tensors_not_by_the_flag(folder, theirs, said):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": said}))
+    rewrite(folder, decoder)
+    equal(quiet(load_pretrained, folder), theirs)
+    rewrite(folder, own_decoder)
+    refused(load_pretrained, folder, says=["ties"])
 
 
 def test_shards(tmp_path, theirs):
@@ -239,7 +257,7 @@ def test_nothing_is_said_before_it_is_refused(folder):
     ({"model_type": "gpt2"}, "gpt2"), ({"model_type": "distilbert"}, "distilbert"), ({"is_decoder": True}, "is_decoder"),
     ({"num_hidden_layers": 3}, "lacks"), ({"num_hidden_layers": 1}, "no place"), ({"hidden_size": 28}, "(31, 28)"),
     ({"vocab_size": 7}, "(7, 24)"), ({"hidden_act": "silu"}, "silu"), ({"num_attention_heads": 5}, "5"),
-    ({"position_embedding_type": "relative_key"}, "relative_key"), ({"tie_word_embeddings": False}, "tie_word_embeddings")])
+    ({"position_embedding_type": "relative_key"}, "relative_key")])
 def test_a_config_that_does_not_fit(folder, change, says):
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))

@@ -31,7 +31,7 @@ from mutants.bank import Mutant, patch, read_bank  # noqa: E402
 TESTS = {  # what is asked when a notebook does not refuse: the quick tests of these files
     "core": "evaluation training", "config": "config", "parity": "parity_tools", "tokenizer": "tokenizer",
     "rotary": "attention parity", "embeddings": "parity model", "attention": "attention parity model", "encoder": "parity model attention", "model": "parity model",
-    "heads": "parity model loss", "weights": "parity weights", "corpus": "corpus pairs", "masking": "masking pairs",
+    "heads": "parity model loss", "weights": "parity weights", "families": "parity weights finetuning", "compare": "weights", "corpus": "corpus pairs", "masking": "masking pairs",
     "pairs": "pairs", "training": "training", "evaluation": "evaluation",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
