@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.pairs import PairSampler, collate, cut_lengths, read_batch
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
@@ -164,7 +165,8 @@ def test_positions_beyond_32_bits():
 
 
 PROGRAM = """
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.pairs import PairSampler
 from minibert.tokenizer import WordPieceTokenizer
 documents = list(load_documents("stories", limit=60))

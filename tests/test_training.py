@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same
@@ -490,7 +491,8 @@ def test_batch_does_not_depend_on_what_was_drawn_before(texts):
 KILLED = """
 import sys
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import TrainingConfig, latest_checkpoint, make_sampler, pretrain, resume
