@@ -188,24 +188,26 @@ def _held_out(read, split):
             f"and two to hold out, and this one has {count}: give more text, with a "
             "blank line between documents.")
 
-# %% ../nbs/appendix/C_documents.ipynb #c4e9c6d2
+# %% ../nbs/appendix/C_documents.ipynb #31d24bc3
 def _hub_answers(source):
     "Does the hub say anything about a data set, if only that there is none?"
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
     try: HfApi().dataset_info(source, timeout=10)
-    except HfHubHTTPError: return True
+    except (HfHubHTTPError, ValueError): return True  # no such data set; no such name
     except Exception: return False  # whatever the network's libraries raise
     return True
 
 
-def _kept(source, name):
+def _open_kept(source, name):
     "The splits of a data set of the hub as they were loaded before."
     from datasets.packaged_modules.cache.cache import Cache
-    return Cache(repo_id=source, dataset_name=source.rpartition("/")[2],
-                 config_name=name, version="auto", hash="auto").as_dataset()
+    about = dict(repo_id=source, dataset_name=source.rpartition("/")[2], config_name=name)
+    try: return Cache(**about, version="auto", hash="auto").as_dataset()
+    except ValueError as error:
+        raise ConnectionError(f"the hub gave no answer; {error}") from None
 
-# %% ../nbs/appendix/C_documents.ipynb #e0b28d8d
+# %% ../nbs/appendix/C_documents.ipynb #a8374f65
 def _open_data(source, name, streaming):
     "The splits of a data set: from a local path, the hub, or what was kept of it."
     import datasets
@@ -215,7 +217,7 @@ def _open_data(source, name, streaming):
                                      streaming=streaming)
     if path.exists(): source = path
     elif not datasets.config.HF_HUB_OFFLINE and not _hub_answers(str(source)):
-        return _kept(str(source), name)
+        return _open_kept(str(source), name)
     return datasets.load_dataset(str(source), name, streaming=streaming)
 
 # %% ../nbs/appendix/C_documents.ipynb #e45aa33c

@@ -17,7 +17,6 @@ from letters import Letters, told_text, write_hub
 from minibert import corpus as module
 from minibert.corpus import Corpus
 from minibert.documents import Documents, cut_sentences, load_documents
-from minibert.pairs import PairSampler
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 
 PIECES = [*SPECIALS, "one", "two", "three", ".", "\u00e9", "e", *map(str, range(50))]
@@ -76,27 +75,6 @@ def test_one_document_or_one_sentence_is_a_corpus(tmp_path, texts, counts, proce
         assert (corpus.n_documents, corpus.n_sentences, corpus.info["dropped"]) == counts
         assert [[len(s) for s in corpus.document(k)] for k in range(corpus.n_documents)] == [[len(s.split()) for s in d if s] for d in texts if any(d)]
         np.testing.assert_array_equal(corpus.ids, here.ids)
-
-
-def test_documents_of_one_sentence_change_no_batch():
-    "They are text, and in the corpus; a pair never takes one, so what is drawn is the same as without them."
-    rng = random.Random(0)
-    long = [["one two three .", "two .", "three one .", "two two one ."][:rng.randrange(2, 5)] for _ in range(60)]
-    tokenizer = WordPieceTokenizer(PIECES)
-    mixed = [part for document in long for part in ([document] if rng.random() < 0.5 else [["\u00e9 one ."], document, ["\u00e9 ."]])]
-    ours, theirs = (Corpus.build(texts, tokenizer) for texts in (long, [["\u00e9 ."], *mixed, ["\u00e9 ."]]))
-    assert theirs.n_documents > ours.n_documents + 30 and theirs.info["dropped"] == 0
-    for length in (8, 16):
-        samplers = [PairSampler(corpus, tokenizer, length, seed=3) for corpus in (ours, theirs)]
-        for step in range(30):
-            one, other = (sampler.batch(step, 32) for sampler in samplers)
-            assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
-
-
-@pytest.mark.parametrize("texts", [documents(1), [["one ."], ["two ."], ["three ."]], [["a .", "b ."], ["c ."], ["", "d"]]])
-def test_a_corpus_without_honest_pairs_is_refused_by_the_sampler(texts):
-    tokenizer = WordPieceTokenizer(PIECES)
-    with pytest.raises(ValueError, match="two documents of two sentences"): PairSampler(Corpus.build(texts, tokenizer), tokenizer, 16)
 
 
 def test_unusable_corpora_are_refused_and_leave_nothing(tmp_path):
