@@ -160,8 +160,8 @@ def test_wheel_has_every_file_and_the_command(tmp_path):
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source)
     wheel, = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    ours = [path for path in (ROOT / "minibert").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert {path.relative_to(ROOT).as_posix() for path in ours} <= packed
+    shipped = [path for path in (ROOT / "minibert").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {path.relative_to(ROOT).as_posix() for path in shipped} <= packed
     # another environment, which sees the installed libraries but not this checkout
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
