@@ -1,4 +1,4 @@
-"""What chapter 11's data path costs, and how well it cuts sentences. Run by hand, from the root:
+"""What the data path of appendices C and E costs, and how well it cuts sentences. Run by hand, from the root:
 
     python benchmarks/corpus.py splitter UD.conllu      boundary F1 and speed, beside sentencex and pysbd
     python benchmarks/corpus.py all FOLDER NAME [OUT]   what preparing and reading a corpus costs, into OUT
@@ -56,7 +56,7 @@ def marked(paragraph):
 
 
 def splitter(path):
-    from minibert.corpus import split_sentences
+    from minibert.documents import split_sentences
     import pysbd
     import sentencex
     gold = paragraphs(path)
@@ -110,7 +110,8 @@ def child(*arguments):
 
 
 def one(folder, tokenizer, target, processes):
-    from minibert.corpus import Corpus, load_documents
+    from minibert.corpus import Corpus
+    from minibert.documents import load_documents
     from minibert.tokenizer import WordPieceTokenizer
     documents, tokenizer = load_documents(folder, streaming=True), WordPieceTokenizer.from_pretrained(tokenizer)
     next(iter(documents))
@@ -145,7 +146,7 @@ def shards(aside, times, whole):
 
 
 def learn(folder, target, every, pieces=8192):
-    from minibert.corpus import load_documents, sample_sentences
+    from minibert.documents import load_documents, sample_sentences
     from minibert.tokenizer import WordPieceTokenizer
     before, start = resident(), time.process_time()
     tokenizer = WordPieceTokenizer.train(sample_sentences(load_documents(folder, streaming=True), every=int(every)), pieces)
@@ -157,7 +158,7 @@ def learn(folder, target, every, pieces=8192):
 
 def vocabulary(aside):
     "Pieces learned from a share of the documents, and the tokens that all of the text then takes."
-    from minibert.corpus import load_documents
+    from minibert.documents import load_documents
     from minibert.tokenizer import WordPieceTokenizer
     rows, sentences = [], [s for d in load_documents(aside / "1", streaming=True) for s in d]
     for every in (10, 3, 1):

@@ -12,7 +12,8 @@ import torch
 
 from minibert.config import BertConfig
 from minibert.core import seeded, write_whole
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.inside import Observer, plain_batch
 from minibert.tokenizer import WordPieceTokenizer

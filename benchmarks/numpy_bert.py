@@ -27,7 +27,8 @@ import torch
 
 from minibert.config import BertConfig
 from minibert.core import write_whole
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers
 from minibert.numpy_bert import model as backward_module

@@ -17,7 +17,8 @@ import torch
 
 from minibert.config import BertConfig
 from minibert.core import seeded, write_whole
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.evaluation import unigram_baseline
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from minibert.corpus import stories
+from minibert.stories import stories
 
 SHORT = ("--length", 48, "--vocab-size", 1000, "--precision", "float32", "--log-steps", 1)
 RUNS = {  # folder: the words after `pretrain`

@@ -42,7 +42,9 @@ from tqdm import tqdm
 from .config import BertConfig
 from .core import (
     Count, Positive, Rate, Share, Whole, check_fields, choose_precision, seeded, write_whole)
-from .corpus import Corpus, load_documents, sample_sentences, stories
+from .corpus import Corpus
+from .documents import load_documents, sample_sentences
+from .stories import stories
 from .evaluation import count_bigrams, count_pieces, evaluate_pretraining
 from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining

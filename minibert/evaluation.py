@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .corpus import Corpus, Oracle, Story
+from .corpus import Corpus
+from .stories import Oracle, Story
 from .pairs import PairSampler
 
 # %% auto #0

@@ -35,7 +35,7 @@ from .config import BertConfig
 from .core import (
     Bounds, Count, Positive, Rate, Whole, check_fields, check_finite, choose_precision,
     evaluating, seeded, write_whole)
-from .corpus import load_table
+from .documents import load_table
 from .encoder import activation
 from .evaluation import row_interval, wilson
 from .model import BertModel, initialise_

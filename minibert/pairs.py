@@ -175,11 +175,11 @@ def _check_sampler(corpus, tokenizer, length, short):
             "give the one that it was made with."
         )
     sentences = np.diff(corpus.document_starts)
-    fewest = sentences.min() if len(sentences) else 0
-    if len(sentences) < 2 or fewest < 2:
+    if (usable := (sentences > 1).sum()) < 2:
         raise ValueError(
-            f"Honest pairs need two documents, each of two sentences or more; here are "
-            f"{len(sentences)}, the shortest of {fewest}: give others."
+            "Honest pairs need two documents of two sentences or more, and this corpus "
+            f"has {usable} (of {len(sentences)} documents): give more text, with a "
+            "blank line between documents."
         )
 
 # %% ../nbs/13_pairs.ipynb #2eeb93c6

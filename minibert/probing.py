@@ -25,7 +25,7 @@ __all__ = ['TaggedText', 'tag_stories', 'read_conllu', 'Row', 'place_words', 'ex
 
 # %% ../nbs/17_probing.ipynb #e83bd2fa
 from .core import check_finite, evaluating, seeded, write_whole
-from .corpus import Story, stories
+from .stories import Story, stories
 from .evaluation import row_interval
 from .model import BertModel
 from .tokenizer import WordPieceTokenizer

@@ -32,7 +32,8 @@ from torch.overrides import TorchFunctionMode
 
 from .config import BertConfig
 from .core import fast_bfloat16, seeded, write_whole
-from .corpus import Corpus, load_documents
+from .corpus import Corpus
+from .documents import load_documents
 from .heads import BertForPreTraining, PreTrainingOutput
 from .masking import choose_tokens
 from .tokenizer import WordPieceTokenizer

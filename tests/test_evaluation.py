@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, best_masked_accuracy, stories
+from minibert.corpus import Corpus
+from minibert.stories import best_masked_accuracy, stories
 from minibert.core import seeded
 from minibert.evaluation import (Bigrams, Predictions, accuracy_bound, accuracy_by, bigram_baseline, by_frequency,
                                  by_tag, calibration, count_bigrams, count_pieces, evaluate_pretraining, evaluating,

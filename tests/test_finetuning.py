@@ -16,7 +16,7 @@ import torch
 import transformers as hf
 
 from minibert.config import BertConfig
-from minibert.corpus import stories
+from minibert.stories import stories
 from minibert.core import seeded
 from minibert.evaluation import wilson
 from minibert.finetuning import (

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from minibert import inside
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, stories
+from minibert.corpus import Corpus
+from minibert.stories import stories
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.inside import (

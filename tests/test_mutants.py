@@ -21,7 +21,7 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "0.1 instead of half of the rest": "masking: a tenth of the rest instead of half",
     "NSP labels flipped": "pairs: NSP labels flipped",
     "negatives that are positives": "pairs: negatives that are positives",
-    "a blank line after each sentence": "corpus: a document for each line",
+    "a blank line after each sentence": "documents: a document for each line",
     "eps 1e-5": "encoder: eps 1e-5",
     "tanh GELU": "encoder: tanh GELU for the exact one",
     "unbiased variance": "embeddings: unbiased variance",

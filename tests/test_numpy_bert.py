@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers, model
 from minibert.numpy_bert.layers import (

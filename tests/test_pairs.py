@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.pairs import PairSampler, collate, cut_lengths, read_batch
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
@@ -164,7 +165,8 @@ def test_positions_beyond_32_bits():
 
 
 PROGRAM = """
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.pairs import PairSampler
 from minibert.tokenizer import WordPieceTokenizer
 documents = list(load_documents("stories", limit=60))
@@ -187,6 +189,26 @@ def test_steps_and_seeds_differ():
     corpus = corpus_of([[5, 2, 7, 4, 3, 6]] * 30)
     batches = [PairSampler(corpus, TOKENIZER, 24, seed=s).batch(n, 8, positions=True)["positions"].tolist() for s in range(5) for n in range(20)]
     assert len({str(b) for b in batches}) == 100
+
+
+def test_documents_of_one_sentence_change_no_batch():
+    "They are text, and in the corpus; a pair never takes one, so what is drawn is the same as without them."
+    rng = np.random.default_rng(0)
+    long = [[" ".join(rng.choice([*"abcdefghij"], rng.integers(1, 6))) for _ in range(rng.integers(2, 6))] for _ in range(60)]
+    mixed = [part for document in long for part in ([document] if rng.random() < 0.5 else [["k l"], document, ["a"]])]
+    ours, theirs = (Corpus.build(texts, TOKENIZER) for texts in (long, [["a b"], *mixed, ["c"]]))
+    assert theirs.n_documents > ours.n_documents + 30 and theirs.info["dropped"] == 0
+    for length in (8, 16):
+        samplers = [PairSampler(corpus, TOKENIZER, length, seed=3) for corpus in (ours, theirs)]
+        for step in range(30):
+            one, other = (sampler.batch(step, 32) for sampler in samplers)
+            assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize("texts", [[["a b", "c"]], [["a b"], ["c"], ["d"]], [["a", "b"], ["c"], ["", "d"]]])
+def test_a_corpus_without_honest_pairs_is_refused(texts):
+    with pytest.raises(ValueError, match=f"two documents of two sentences or more, and this corpus has . \\(of {len(texts)} documents"):
+        PairSampler(Corpus.build(texts, TOKENIZER), TOKENIZER, 16)
 
 
 def test_a_memory_map_is_not_copied(tmp_path):
@@ -217,9 +239,9 @@ def test_read_batch_without_masks():
 @pytest.mark.parametrize("sizes, options, words", [
     ([[2, 2], [2, 2]], dict(length=4), "5 places"),
     ([[2, 2], [2, 2]], dict(short=2), "share of the pairs"),
-    ([[2, 2], [2]], {}, "the shortest of 1"),
-    ([[2, 2]], {}, "here are 1"),
-    ([], {}, "here are 0"),
+    ([[2, 2], [2]], {}, "has 1 .of 2"),
+    ([[2, 2]], {}, "has 1 .of 1"),
+    ([], {}, "has 0 .of 0"),
 ])
 def test_refused(sizes, options, words):
     with pytest.raises(ValueError, match=words): PairSampler(corpus_of(sizes), TOKENIZER, **options)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minibert.config import BertConfig
-from minibert.corpus import stories
+from minibert.stories import stories
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.probing import (

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same, randomise_

@@ -8,7 +8,8 @@ import transformers as hf
 
 from minibert.attention import MultiHeadAttention
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.evaluation import unigram_baseline
 from minibert.heads import BertForPreTraining

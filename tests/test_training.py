@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same
@@ -491,7 +492,8 @@ KILLED = """
 import sys
 from minibert.config import BertConfig
 from minibert.core import seeded
-from minibert.corpus import Corpus, load_documents
+from minibert.corpus import Corpus
+from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import TrainingConfig, latest_checkpoint, make_sampler, pretrain, resume

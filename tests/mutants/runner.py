@@ -29,10 +29,26 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mutants.bank import Mutant, patch, read_bank  # noqa: E402
 
 TESTS = {  # what is asked when a notebook does not refuse: the quick tests of these files
-    "core": "evaluation training", "config": "config", "parity": "parity_tools", "tokenizer": "tokenizer",
-    "rotary": "attention parity", "embeddings": "parity model", "attention": "attention parity model", "encoder": "parity model attention", "model": "parity model",
-    "heads": "parity model loss", "weights": "parity weights", "families": "parity weights finetuning", "compare": "weights", "corpus": "corpus pairs", "masking": "masking pairs",
-    "pairs": "pairs", "training": "training", "evaluation": "evaluation",
+    "core": "core evaluation training",
+    "config": "config",
+    "families": "parity weights finetuning",
+    "parity": "parity_tools",
+    "tokenizer": "tokenizer",
+    "embeddings": "parity model",
+    "rotary": "attention parity",
+    "attention": "attention parity model",
+    "encoder": "parity model attention",
+    "model": "parity model",
+    "heads": "parity model loss",
+    "weights": "parity weights",
+    "compare": "weights",
+    "stories": "stories",
+    "documents": "documents",
+    "corpus": "corpus pairs",
+    "masking": "masking pairs",
+    "pairs": "pairs",
+    "training": "training",
+    "evaluation": "evaluation",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
@@ -55,15 +71,21 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
     broken = patch(module.read_text(encoding="utf8"), mutant)
     compile(broken, str(module), "exec")
     module.write_text(broken, encoding="utf8")
-    (folder / "nbs").mkdir()
+    (folder / "nbs" / "appendix").mkdir(parents=True)
     shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # chapters read its results
     (folder / "tmp").mkdir()
 
 
-def cells(mutant: Mutant) -> list[str]:
-    "The code cells of the module's notebook, with the mistake in the exported one."
+def notebook(mutant: Mutant) -> Path:
+    "The notebook that its module is exported from."
     places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
+    return book
+
+
+def cells(mutant: Mutant) -> list[str]:
+    "The code cells of the module's notebook, with the mistake in the exported one."
+    book = notebook(mutant)
     parts = json.loads(book.read_text(encoding="utf8"))["cells"]
     code = ["".join(part["source"]) for part in parts if part["cell_type"] == "code"]
     where = [k for k, source in enumerate(code) if source.startswith("#| export") and mutant.find in source]
@@ -119,7 +141,7 @@ def judge(mutant: Mutant, folder: Path) -> None:
     sys.path.insert(0, str(folder))
     import minibert
     assert Path(minibert.__file__).is_relative_to(folder), f"{minibert.__file__} is not the mutant's"
-    checks = [(run_notebook, folder / "nbs"), (run_tests, folder)]
+    checks = [(run_notebook, folder / notebook(mutant).parent.relative_to(ROOT)), (run_tests, folder)]
     if mutant.module in ("training", "evaluation"): checks.reverse()
     for check, place in checks:
         os.chdir(place)
