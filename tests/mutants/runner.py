@@ -32,7 +32,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "core": "evaluation training", "config": "config", "parity": "parity_tools", "tokenizer": "tokenizer",
     "embeddings": "parity model", "attention": "attention parity model", "encoder": "parity model", "model": "parity model",
     "heads": "parity model loss", "weights": "parity weights", "corpus": "corpus pairs", "masking": "masking pairs",
-    "pairs": "pairs", "training": "training", "evaluation": "evaluation",
+    "baselines": "evaluation", "answers": "evaluation", "pairs": "pairs", "training": "training", "evaluation": "evaluation",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
