@@ -15,11 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
+from minibert.baselines import unigram_baseline
 from minibert.config import BertConfig
 from minibert.core import seeded, write_whole
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
-from minibert.evaluation import unigram_baseline
 from minibert.heads import BertForPreTraining
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import TrainingConfig, keep_freed_memory, make_optimizers, make_sampler, train_step

@@ -40,12 +40,13 @@ import yaml
 from tqdm import tqdm
 
 from .config import BertConfig
+from .baselines import count_bigrams, count_pieces
 from .core import (
     Count, Positive, Rate, Share, Whole, check_fields, choose_precision, seeded, write_whole)
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .stories import stories
-from .evaluation import count_bigrams, count_pieces, evaluate_pretraining
+from .evaluation import evaluate_pretraining
 from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining
 from .pairs import PairSampler, read_objectives

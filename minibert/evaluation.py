@@ -6,109 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from .corpus import Corpus
-from .stories import Oracle, Story
-from .pairs import PairSampler
+from .answers import Predictions
+from .baselines import Bigrams, Chosen, words_whole
+from .stories import Story
 
 # %% auto #0
-__all__ = ['Z', 'count_pieces', 'Predictions', 'predictions', 'wilson', 'row_interval', 'unigram_baseline', 'Bigrams',
-           'count_bigrams', 'bigram_baseline', 'accuracy_bound', 'accuracy_by', 'by_frequency', 'by_tag', 'calibration',
-           'word_perplexity', 'word_pieces', 'evaluate_pretraining']
-
-# %% ../nbs/15_evaluation.ipynb #2ce72130
-def count_pieces(
-    corpus: Corpus,  # the training corpus
-    chunk: int = 1 << 22,  # tokens in memory at a time
-) -> np.ndarray:  # (V,) how often each piece occurs
-    "Count the pieces of a corpus, a chunk at a time: it may be larger than memory."
-    counts = np.zeros(corpus.vocab_size, np.int64)
-    for at in range(0, len(corpus.ids), chunk):
-        counts += np.bincount(corpus.ids[at:at + chunk], minlength=len(counts))
-    return counts
-
-# %% ../nbs/15_evaluation.ipynb #acf80543
-from .core import evaluating
-
-# %% ../nbs/15_evaluation.ipynb #75edacbb
-@dataclass(frozen=True)
-class Predictions:
-    "What a model said about N chosen tokens and P pairs, column by column, in numpy."
-
-    label: np.ndarray  # (N,) the piece that stood there
-    prediction: np.ndarray  # (N,) the likeliest piece
-    loss: np.ndarray  # (N,) -ln of the label's probability
-    top: np.ndarray  # (N,) the probability of the prediction
-    shown: np.ndarray  # (N,) what the input shows at that place
-    left: np.ndarray  # (N,) what the input shows to the left of it
-    position: np.ndarray  # (N,) where it stands in the corpus
-    row: np.ndarray  # (N,) the number of its pair
-    pair_label: np.ndarray  # (P,) 0 = really next, 1 = random; empty if not asked
-    pair_prediction: np.ndarray  # (P,)
-    pair_loss: np.ndarray  # (P,)
-
-    right = property(lambda self: self.prediction == self.label)  # (N,)
-    pair_right = property(lambda self: self.pair_prediction == self.pair_label)
-
-# %% ../nbs/15_evaluation.ipynb #fa74e2a9
-def _judge(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    "The likeliest answer, the loss and the likeliest answer's probability, (N,) each."
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    logs = logits.log_softmax(-1)
-    loss = -logs.gather(-1, labels.to(logits.device)[:, None])[:, 0]
-    if not loss.isfinite().all():
-        raise FloatingPointError("The model's loss is not a finite number: its weights "
-                                 "are damaged; go back to an earlier checkpoint.")
-    top, prediction = logs.max(-1)
-    return prediction, loss.double(), top.exp().double()
-
-# %% ../nbs/15_evaluation.ipynb #d112d1c5
-def _ask_pairs(out, labels: Tensor | None) -> list[Tensor]:
-    "Label, answer and loss of each pair; empty columns where no label is given."
-    if labels is None: return [torch.empty(0, dtype=torch.long)] * 2 + [torch.empty(0)]
-    return [labels, *_judge(out.seq_relationship_logits, labels)[:2]]
-
-
-def _ask(model, batch, device, first) -> list[np.ndarray]:
-    "The columns of `Predictions` for one batch, whose first pair has number `first`."
-    positions, ids = batch.pop("positions"), batch["input_ids"]
-    labels = batch.setdefault("labels", torch.full_like(ids, -100))
-    out = model(**{name: values.to(device) for name, values in batch.items()})
-    chosen, logits = labels != -100, out.prediction_logits
-    if logits.dim() == 3: logits = logits[chosen.to(device)]
-    row = torch.arange(first, first + len(ids))[:, None].expand_as(ids)
-    places = ids, ids.roll(1, 1), positions, row
-    columns = [labels[chosen], *_judge(logits, labels[chosen])]
-    columns += [place[chosen] for place in places]
-    columns += _ask_pairs(out, batch.get("next_sentence_label"))
-    return [column.cpu().numpy() for column in columns]
-
-# %% ../nbs/15_evaluation.ipynb #f87e1852
-def predictions(
-    model: nn.Module,  # a BertForPreTraining, ours or Hugging Face's
-    sampler: PairSampler,  # of held-out text, with a seed of its own
-    batches: int = 50,
-    batch_size: int = 32,
-) -> Predictions:
-    "Ask a model about the sampler's first batches; ValueError if they do not fit."
-    if batches < 1 or batch_size < 1:
-        raise ValueError(f"batches is {batches} and batch_size {batch_size}: "
-                         "give 1 or more.")
-    V = sampler.tokenizer.vocab_size
-    known = getattr(getattr(model, "config", None), "vocab_size", V)
-    if known != V:
-        raise ValueError(f"The model has {known:,} pieces and the sampler's tokenizer "
-                         f"{V:,}: give the tokenizer that the model was trained with.")
-    with evaluating(model) as device:
-        parts = [_ask(model, sampler.batch(n, batch_size, positions=True), device,
-                      n * batch_size)
-                 for n in range(batches)]
-    return Predictions(*map(np.concatenate, zip(*parts)))
+__all__ = ['Z', 'wilson', 'row_interval', 'accuracy_by', 'by_frequency', 'by_tag', 'calibration', 'Evaluable', 'evaluate',
+           'evaluate_pretraining']
 
 # %% ../nbs/15_evaluation.ipynb #7bb5cca7
 Z = 1.959964  # 95 % of a normal distribution lies within so many standard deviations
@@ -130,143 +39,24 @@ def wilson(
 # %% ../nbs/15_evaluation.ipynb #3a53e843
 def row_interval(
     values: np.ndarray,  # (N,) a loss, or right and wrong
-    row: np.ndarray,  # (N,) which pair each belongs to: pairs are independent
+    row: np.ndarray,  # (N,) the example of each: examples are independent
 ) -> tuple[float, float]:  # low, high
-    "The 95 % interval of a mean over tokens that come in pairs of unequal length."
+    "The 95 % interval of a mean over answers that come in examples of unequal length."
     if not np.isfinite(values).all():
         raise ValueError("A value is not a finite number, so its mean has no interval: "
                          "give losses, or right and wrong.")
     n, sums = np.bincount(row), np.bincount(row, values)
     n, sums = n[n > 0], sums[n > 0]
-    if len(n) < 2: raise ValueError("One pair has no spread: measure two or more.")
+    if len(n) < 2:
+        raise ValueError("One example has no spread: measure two or more.")
     mean = sums.sum() / n.sum()
     variance = ((sums - mean * n) ** 2).sum() * len(n) / (len(n) - 1) / n.sum() ** 2
     half = Z * variance ** 0.5
     return float(mean - half), float(mean + half)
 
-# %% ../nbs/15_evaluation.ipynb #51797f71
-def _shares(counts) -> np.ndarray:  # (V,)
-    "Add-one smoothed probabilities of the pieces."
-    counts = np.asarray(counts, np.float64)
-    return (counts + 1) / (counts.sum() + len(counts))
-
-
-def _some(label: np.ndarray) -> None:
-    "Refuse to take the mean of nothing: ValueError."
-    if not len(label):
-        raise ValueError("There is no token to measure: give one or more.")
-
-
-def unigram_baseline(
-    counts: np.ndarray,  # (V,) how often each piece occurs in the training text
-    label: np.ndarray,  # (N,)
-) -> dict[str, float]:
-    "What knowing only how common pieces are gets: its loss and its accuracy."
-    _some(label)
-    right = label == np.argmax(np.asarray(counts))
-    return dict(unigram_loss=float(-np.log(_shares(counts)[label]).mean()),
-                unigram_accuracy=float(right.mean()))
-
-# %% ../nbs/15_evaluation.ipynb #34d34d38
-@dataclass(frozen=True)
-class Bigrams:
-    "How often a piece stood right of another in a corpus: only the pairs that occur."
-
-    keys: np.ndarray  # (N,) left * V + right, ascending
-    counts: np.ndarray  # (N,)
-    vocab_size: int  # V
-
-    def count(self, left, right) -> np.ndarray:  # like left
-        "How often `right` followed `left`."
-        key = np.asarray(left, np.int64) * self.vocab_size + right
-        if not len(self.keys): return np.zeros_like(key)
-        at = np.searchsorted(self.keys, key).clip(max=len(self.keys) - 1)
-        return np.where(self.keys[at] == key, self.counts[at], 0)
-
-    def followers(self) -> tuple[np.ndarray, np.ndarray]:  # (V,), (V,)
-        "For each piece: how many tokens, and how many different pieces, followed it."
-        left, V = self.keys // self.vocab_size, self.vocab_size
-        return np.bincount(left, self.counts, V), np.bincount(left, minlength=V)
-
-# %% ../nbs/15_evaluation.ipynb #f2f9fbf5
-def count_bigrams(
-    corpus: Corpus,  # the training corpus
-    chunk: int = 1 << 22,  # tokens in memory at a time
-) -> Bigrams:
-    "Count neighbours within documents; memory grows with the different pairs only."
-    V, ids = corpus.vocab_size, corpus.ids
-    first = corpus.sentence_starts[corpus.document_starts[:-1]]  # no left neighbour
-    keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    for at in range(0, len(ids) - 1, chunk):
-        part = np.asarray(ids[at:at + chunk + 1], np.int64)
-        pairs = part[:-1] * V + part[1:]
-        begin, end = np.searchsorted(first, (at + 1, at + 1 + len(pairs)))
-        pairs = np.delete(pairs, first[begin:end] - at - 1)
-        more, n = np.unique(pairs, return_counts=True)
-        keys, where = np.unique(np.concatenate([keys, more]), return_inverse=True)
-        counts = np.bincount(where, np.concatenate([counts, n])).astype(np.int64)
-    return Bigrams(keys, counts, V)
-
-# %% ../nbs/15_evaluation.ipynb #4a15e3d7
-def _likeliest(bigrams: Bigrams, share: np.ndarray) -> np.ndarray:  # (V,)
-    "The likeliest piece after each piece."
-    left, right = np.divmod(bigrams.keys, bigrams.vocab_size)
-    kinds = bigrams.followers()[1]
-    score = bigrams.counts + kinds[left] * share[right]
-    best, unseen = np.full(bigrams.vocab_size, share.argmax()), kinds * share.max()
-    order = np.lexsort((score, left))
-    last = order[np.append(np.diff(left[order]) > 0, True)[:len(order)]]
-    last = last[score[last] >= unseen[left[last]]]
-    best[left[last]] = right[last]
-    return best
-
-# %% ../nbs/15_evaluation.ipynb #59be299e
-def bigram_baseline(
-    bigrams: Bigrams,  # of the training text
-    counts: np.ndarray,  # (V,) of the training text
-    left: np.ndarray,  # (N,) what the input shows to the left
-    label: np.ndarray,  # (N,)
-) -> dict[str, float]:
-    "What knowing the left neighbour gets, smoothed as by Witten and Bell 1991."
-    _some(label)
-    share, (followed, kinds) = _shares(counts), bigrams.followers()
-    n, T, prior = followed[left], kinds[left], share[label]
-    seen = (bigrams.count(left, label) + T * prior) / np.maximum(n + T, 1)
-    loss = -np.log(np.where(n > 0, seen, prior)).mean()
-    right = _likeliest(bigrams, share)[left] == label
-    return dict(bigram_loss=float(loss), bigram_accuracy=float(right.mean()))
-
-# %% ../nbs/15_evaluation.ipynb #231ee4b9
-def _words_whole(sampler: PairSampler, stories: Sequence[Story]) -> bool:
-    "Is every story word one piece? ValueError if the corpus is not these stories."
-    corpus, vocab = sampler.corpus, sampler.tokenizer.vocab
-    words = [vocab.get(word, -1) for story in stories for word in story.flat]
-    if -1 in words and corpus.n_documents == len(stories): return False
-    if not np.array_equal(words, corpus.ids):
-        raise ValueError(f"The sampler's corpus ({corpus.n_documents:,} documents) was "
-                         f"not built from these {len(stories):,} stories: give those.")
-    return True
-
-# %% ../nbs/15_evaluation.ipynb #f5d6d261
-def accuracy_bound(
-    sampler: PairSampler,
-    stories: Sequence[Story],  # those that its corpus was built from
-    batches: int = 50,
-    batch_size: int = 32,
-) -> float | None:
-    "The best possible masked accuracy; None where a word is in pieces, or none asked."
-    if "mlm" not in sampler.objectives or not _words_whole(sampler, stories): return None
-    oracle, best = Oracle(stories), []
-    for step in range(batches):
-        batch = sampler.batch(step, batch_size, positions=True)
-        chosen = batch["labels"] != -100
-        hidden = chosen & (batch["input_ids"] != batch["labels"])
-        best.append(oracle.best(batch["positions"], chosen, hidden)[chosen.numpy()])
-    return float(np.concatenate(best).mean())
-
 # %% ../nbs/15_evaluation.ipynb #e201978a
 def accuracy_by(
-    told: Predictions,
+    predictions: Predictions,
     group: Sequence,  # (N,) the name of each token's group
     names: Sequence | None = None,  # the groups in their order; None: sorted
 ) -> dict[str, dict]:  # name -> n, accuracy, interval, loss
@@ -274,142 +64,114 @@ def accuracy_by(
     group, table = np.asarray(group), {}
     for name in np.unique(group) if names is None else names:
         if not (here := group == name).any(): continue
-        right = told.right[here]
+        right = predictions.right[here]
         table[str(name)] = dict(
             n=len(right), accuracy=float(right.mean()),
             interval=list(wilson(int(right.sum()), len(right))),
-            loss=float(told.loss[here].mean()))
+            loss=float(predictions.loss[here].mean()))
     return table
 
 # %% ../nbs/15_evaluation.ipynb #94cc3aa0
 def by_frequency(
-    told: Predictions,
+    predictions: Predictions,
     counts: np.ndarray,  # (V,) of the training text
     edges: Sequence[int] = (1, 10, 100, 1000, 10_000, 100_000),
 ) -> dict[str, dict]:  # band -> n, accuracy, interval, loss
     "Accuracy by how often the right answer occurs in the training text, rarest first."
     names = ["never"] + [f"{low:,}-{high - 1:,}" for low, high in zip(edges, edges[1:])]
     names.append(f"{edges[-1]:,}+")
-    band = np.searchsorted(edges, np.asarray(counts)[told.label], side="right")
-    return accuracy_by(told, np.array(names)[band], names)
+    band = np.searchsorted(edges, np.asarray(counts)[predictions.label], side="right")
+    return accuracy_by(predictions, np.array(names)[band], names)
 
 # %% ../nbs/15_evaluation.ipynb #06a18891
 def by_tag(
-    told: Predictions,
-    sampler: PairSampler,  # the one that asked
+    predictions: Predictions,
+    chosen: Chosen,  # the tokens that were asked about
+    sampler,  # the one that asked
     stories: Sequence[Story],  # those that its corpus was built from
 ) -> dict[str, dict]:  # part of speech -> n, accuracy, interval, loss
     "Accuracy by part of speech; ValueError where a story word is not one piece."
-    if not _words_whole(sampler, stories):
+    if not words_whole(sampler, stories):
         raise ValueError("A part of speech belongs to a word, and this vocabulary cuts "
                          "story words into pieces: learn one with more pieces.")
     tags = np.array([tag for story in stories for row in story.tags for tag in row])
-    return accuracy_by(told, tags[told.position])
+    return accuracy_by(predictions, tags[chosen.position])
 
 # %% ../nbs/15_evaluation.ipynb #4647f191
 def calibration(
-    told: Predictions,
+    predictions: Predictions,
     bins: int = 10,  # equally wide, from 0 to 1
 ) -> dict:  # ece; bins: low, high, n, confidence, accuracy of each that is not empty
     "How far the probability of the prediction is from how often it is right."
-    _some(told.label)
-    which, table = np.minimum((told.top * bins).astype(int), bins - 1), []
+    if not len(predictions.label):
+        raise ValueError("There is no answer to measure: give one or more.")
+    which, table = np.minimum((predictions.top * bins).astype(int), bins - 1), []
     for k in np.unique(which):
-        top, right = told.top[which == k], told.right[which == k]
+        top, right = predictions.top[which == k], predictions.right[which == k]
         table.append(dict(low=int(k) / bins, high=(int(k) + 1) / bins, n=len(top),
                           confidence=float(top.mean()), accuracy=float(right.mean())))
     apart = sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in table)
     return dict(ece=float(apart / len(which)), bins=table)
 
-# %% ../nbs/15_evaluation.ipynb #dcc11682
-def word_perplexity(
-    loss: float,  # the mean loss of a piece
-    sampler: PairSampler,  # of the held-out corpus
-) -> float:  # exp(loss * pieces / words of that corpus)
-    "Perplexity a word, so that vocabularies can be compared on one text."
-    begins = ~np.array(sampler.tokenizer.continues)
-    counts = count_pieces(sampler.corpus)
-    words = counts[begins].sum()
-    return float(np.exp(loss * counts.sum() / max(words, 1)))
-
-# %% ../nbs/15_evaluation.ipynb #28c28eda
-def word_pieces(
-    tokenizer,  # has pieces, special_ids
-) -> np.ndarray:  # (V,) bool
-    "Pieces with a letter or digit, but `unk` (of WikiText's <unk>) and the specials."
-    pieces = tokenizer.pieces
-    words = np.array([any(map(str.isalnum, p)) and p != "unk" for p in pieces])
-    words[tokenizer.special_ids] = False
-    return words
-
 # %% ../nbs/15_evaluation.ipynb #af423060
-def _mlm_figures(told: Predictions, sampler: PairSampler) -> dict:
-    "Loss, perplexities and accuracies of the hidden tokens, if any, each counted once."
-    if not len(told.label): return {}
-    loss, words = float(told.loss.mean()), word_pieces(sampler.tokenizer)[told.label]
-    figures = dict(
-        mlm_loss=loss, mlm_loss_interval=list(row_interval(told.loss, told.row)),
-        mlm_perplexity=float(np.exp(loss)),
-        word_perplexity=word_perplexity(loss, sampler),
-        mlm_accuracy=float(told.right.mean()),
-        mlm_accuracy_interval=list(wilson(int(told.right.sum()), len(words))),
-        mlm_tokens=len(words), mlm_tokens_words=int(words.sum()))
-    if words.any(): figures["mlm_accuracy_words"] = float(told.right[words].mean())
-    return figures
+class Evaluable(Protocol):
+    "Examples of any kind (pairs, windows, labelled texts) that a model is measured on."
 
+    def figures(self, model: nn.Module, batches: int, batch_size: int) -> dict:
+        """Name -> a figure of the model on the first batches, ready for JSON.
 
-def _nsp_figures(told: Predictions) -> dict:
-    "Loss, accuracy and confusion (row: label, column: answer) of the pairs, if any."
-    if not len(told.pair_label): return {}
-    P, hits = len(told.pair_label), int(told.pair_right.sum())
-    confusion = np.bincount(2 * told.pair_label + told.pair_prediction, minlength=4)
-    return dict(nsp_loss=float(told.pair_loss.mean()), nsp_accuracy=hits / P,
-                nsp_accuracy_interval=list(wilson(hits, P)),
-                nsp_confusion=confusion.reshape(2, 2).tolist(), nsp_pairs=P)
+        Where a mean is to get an interval, the name stands for a tuple (values, rows):
+        a loss for each answer, or a bool, right or wrong, (N,); and the number of the
+        example that each answer belongs to, (N,).
+        """
+
+    def baselines(self, batches: int, batch_size: int) -> dict:
+        "Name -> what the same questions give without the model; {} where not known."
 
 # %% ../nbs/15_evaluation.ipynb #cd4d1f94
-def _check_neighbours(counts, bigrams, V: int) -> None:
-    "Refuse baselines of another vocabulary, before any time is spent."
-    if bigrams is not None and counts is None:
-        raise ValueError("The bigrams back off to the unigrams: give counts as well.")
-    for name, size in (("counts", None if counts is None else len(counts)),
-                       ("bigrams", None if bigrams is None else bigrams.vocab_size)):
-        if size not in (None, V):
-            raise ValueError(f"The {name} are for {size:,} pieces and the sampler's "
-                             f"tokenizer has {V:,}: count a corpus made with it.")
-
-
-def _numbers(figures: dict) -> dict:
-    "The figures as they are; FloatingPointError for one that is not a finite number."
+def _report(figures: dict, advice: str) -> dict:
+    "Means with their intervals, the rest as it is; FloatingPointError for no number."
+    report = {}
     for name, value in figures.items():
-        if np.isfinite(value).all(): continue
-        baseline = name.startswith(("unigram", "bigram"))
-        raise FloatingPointError(
-            f"{name} is {value}, which is no figure: " +
-            ("count the training corpus anew." if baseline else "the model's weights "
-             "are damaged; go back to an earlier checkpoint."))
-    return figures
+        values, rows = value if isinstance(value, tuple) else (value, None)
+        if not np.isfinite(values).all():
+            raise FloatingPointError(
+                f"{name} is {np.mean(values)}, which is no figure: {advice}")
+        if rows is None:
+            report[name] = value
+            continue
+        if values.dtype == bool: interval = wilson(int(values.sum()), len(values))
+        else: interval = row_interval(values, rows)
+        report |= {name: float(values.mean()), f"{name}_interval": list(interval)}
+    return report
 
 # %% ../nbs/15_evaluation.ipynb #9b4ef00c
+def evaluate(
+    model: nn.Module,  # what the examples' `figures` takes
+    examples: Evaluable,  # of held-out text; the same questions for every model
+    *,
+    batches: int = 50,
+    batch_size: int = 32,
+) -> dict[str, float | list]:  # NAME_interval, where there is one, is [low, high]
+    "Held-out figures with 95 % intervals, and their baselines; ready for JSON."
+    with np.errstate(over="ignore"):  # `_report` refuses what is infinite
+        figures = examples.figures(model, batches, batch_size)
+    damaged = "the model's weights are damaged; go back to an earlier checkpoint."
+    figures = _report(figures, damaged)
+    baselines = examples.baselines(batches, batch_size)
+    return figures | _report(baselines, "count the training corpus anew.")
+
+# %% ../nbs/15_evaluation.ipynb #4948c8fe
 def evaluate_pretraining(
     model: nn.Module,  # a BertForPreTraining, ours or Hugging Face's
-    sampler: PairSampler,  # of held-out text; its seed decides the masks
+    sampler,  # a PairSampler of held-out text; its seed decides the masks
     *,
     batches: int = 50,
     batch_size: int = 32,
     counts: np.ndarray | Tensor | None = None,  # (V,) of the training text
     bigrams: Bigrams | None = None,  # of the training text
     stories: Sequence[Story] | None = None,  # behind the sampler's corpus
-) -> dict[str, float]:  # intervals are [low, high], nsp_confusion is 2 x 2
-    "Held-out figures with 95 % intervals, baselines and bound; ready for JSON."
-    _check_neighbours(counts, bigrams, sampler.tokenizer.vocab_size)
-    told = predictions(model, sampler, batches, batch_size)
-    with np.errstate(over="ignore"):  # `_numbers` refuses what is infinite
-        figures = _mlm_figures(told, sampler) | _nsp_figures(told)
-    if counts is not None and len(told.label):
-        figures |= unigram_baseline(counts, told.label)
-    if bigrams is not None and len(told.label):
-        figures |= bigram_baseline(bigrams, counts, told.left, told.label)
-    bound = stories and accuracy_bound(sampler, stories, batches, batch_size)
-    if bound: figures["mlm_accuracy_bound"] = bound
-    return _numbers(figures)
+) -> dict[str, float | list]:  # a row of the confusion is a label, a column an answer
+    "`evaluate` on sentence pairs, with the baselines of what is known of their text."
+    pairs = sampler.with_baselines(counts=counts, bigrams=bigrams, stories=stories)
+    return evaluate(model, pairs, batches=batches, batch_size=batch_size)

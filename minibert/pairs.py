@@ -5,12 +5,15 @@
 # %% ../nbs/13_pairs.ipynb #85510518
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .answers import pretraining_figures
+from .baselines import Known, masked_baselines
 from .corpus import Corpus
 from .core import seeded
 from .masking import mask_tokens
@@ -40,8 +43,12 @@ class _Places:
         self.nexts = self.documents - np.arange(len(self.documents))
 
 # %% ../nbs/13_pairs.ipynb #7222c317
-def _chunks(places, target, u):
-    "Two sentences or more that hold `target` tokens: document, first sentence, end."
+def _chunks(
+    places: _Places,
+    target: np.ndarray,  # (n,) tokens
+    u: np.ndarray,  # (2, n), random numbers below 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # document, first sentence, end; (n,)
+    "Two sentences or more, of one document, that hold `target` tokens if it has them."
     tokens, documents = places.tokens, places.documents
     pin = (u[0] * places.nexts[-1]).astype(np.int64)
     document = np.searchsorted(places.nexts, pin, side="right") - 1
@@ -53,22 +60,45 @@ def _chunks(places, target, u):
     filled = np.searchsorted(tokens, tokens[end] - target, side="right") - 1
     return document, np.clip(filled, low, first), end
 
+# %% ../nbs/13_pairs.ipynb #6abd99ed
+@dataclass(frozen=True)
+class _Wanted:
+    "The Bs that need a stand-in, (n,) each: what it must agree with."
+
+    document: np.ndarray  # whose pair it is: the stand-in comes from another one
+    a: np.ndarray  # tokens in A, before the cut
+    b: np.ndarray  # tokens in B, before the cut
+    aim: np.ndarray  # tokens at which a run has reached the pair's target; 1 or more
+    closes: np.ndarray  # bool: B ends its document
+
+    def __len__(self) -> int: return len(self.b)
+
+    def __getitem__(self, keep: np.ndarray) -> _Wanted:
+        "Those that an index or a mask selects."
+        return _Wanted(*(getattr(self, field.name)[keep] for field in fields(self)))
+
 # %% ../nbs/13_pairs.ipynb #8dd41308
 _TRIES, _ROUNDS = 32, 4
 
 
-def _look(places, wanted, room, generator):
-    "Runs at random places in other documents, (TRIES, n): start, length, does it fit?"
-    document, a, b, aim, closes = wanted
+def _look(
+    places: _Places,
+    wanted: _Wanted,  # n of them
+    room: int,  # places for A and B together
+    generator: torch.Generator,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # start, length, fits; (TRIES, n)
+    "Runs at random places in other documents; those that do not fit are cut to length."
     tokens, documents, nexts = places.tokens, places.documents, places.nexts
-    u = torch.rand(_TRIES, len(b), generator=generator, dtype=torch.float64).numpy()
-    outside = nexts[-1] - nexts[document + 1] + nexts[document]
-    k = (nexts[document + 1] + (u * outside).astype(np.int64)) % nexts[-1]
+    own, a, b, closes = wanted.document, wanted.a, wanted.b, wanted.closes  # (n,)
+    size = _TRIES, len(wanted)
+    u = torch.rand(size, generator=generator, dtype=torch.float64).numpy()
+    outside = nexts[-1] - nexts[own + 1] + nexts[own]  # (n,) places to choose from
+    k = (nexts[own + 1] + (u * outside).astype(np.int64)) % nexts[-1]  # (TRIES, n)
     other = np.searchsorted(nexts, k, side="right") - 1
     start, stop = tokens[k + other + 1], tokens[documents[other + 1]]
     last = np.maximum(stop - b, tokens[documents[other] + 1])
     start = np.where(closes, last, start)
-    reach = np.minimum(start + np.where(closes, 0, aim), stop)
+    reach = np.minimum(start + np.where(closes, 0, wanted.aim), stop)
     edge = tokens[np.searchsorted(tokens, reach)]
     found = np.where(closes, stop, edge) - start
     same = cut_lengths(a, found, room)[1] == cut_lengths(a, b, room)[1]
@@ -76,16 +106,21 @@ def _look(places, wanted, room, generator):
     return start, np.where(fits, found, np.minimum(stop - start, b)), fits
 
 # %% ../nbs/13_pairs.ipynb #4de49819
-def draw_elsewhere(places, wanted, room, generator):
-    "For each wanted B a run of another document: its first token and its length."
-    start, length = np.zeros((2, wanted.shape[1]), np.int64)
-    left = np.arange(wanted.shape[1])
+def draw_elsewhere(
+    places: _Places,
+    wanted: _Wanted,  # n of them
+    room: int,  # places for A and B together
+    generator: torch.Generator,
+) -> tuple[np.ndarray, np.ndarray]:  # (n,) first tokens, (n,) lengths
+    "For each wanted B a run of another document that can stand in for it."
+    start, length = np.zeros((2, len(wanted)), np.int64)
+    left = np.arange(len(wanted))
     for _ in range(_ROUNDS):
         if not len(left): break
-        *runs, fits = _look(places, wanted[:, left], room, generator)
-        best = np.where(fits, room + runs[1].max(), runs[1]).argmax(0)
+        starts, lengths, fits = _look(places, wanted[left], room, generator)
+        best = np.where(fits, room + lengths.max(), lengths).argmax(0)
         best = best, np.arange(len(left))
-        start[left], length[left] = (values[best] for values in runs)
+        start[left], length[left] = starts[best], lengths[best]
         left = left[~fits[best]]
     return start, length
 
@@ -117,7 +152,7 @@ def draw_pairs(
     a_start, b_start = tokens[first], tokens[middle]
     a, b, is_random = b_start - a_start, tokens[end] - b_start, u[5] < 0.5
     closes = end == places.documents[document + 1]
-    wanted = np.stack([document, a, b, np.maximum(target - a, 1), closes])[:, is_random]
+    wanted = _Wanted(document, a, b, np.maximum(target - a, 1), closes)[is_random]
     b_start[is_random], b[is_random] = draw_elsewhere(places, wanted, room, generator)
     a_kept, b_kept = cut_lengths(a, b, room)
     gone = torch.from_numpy(np.stack([a - a_kept, b - b_kept])).double()
@@ -186,6 +221,8 @@ def _check_sampler(corpus, tokenizer, length, short):
 class PairSampler:
     "Draws the batch of any step from a corpus: a function of (seed, step) alone."
 
+    known = Known()  # nothing yet: no baselines
+
     def __init__(
         self, corpus: Corpus, tokenizer: WordPieceTokenizer,
         length: int = 128,  # S, the three specials included
@@ -207,21 +244,33 @@ class PairSampler:
         "What a run that goes on must find again: the corpus, and what is asked of it."
         return self.corpus.info | dict(objectives=",".join(self.objectives))
 
-    def draw(self, count: int, generator: torch.Generator) -> Pairs:
-        "Draw pairs as `draw_pairs` does, for this corpus and length."
-        return draw_pairs(self.places, count, self.length, self.short, generator)
-
     def batch(
         self, step: int, batch_size: int = 32, *, positions: bool = False,
     ) -> dict[str, Tensor]:
         "The batch of a step, as the model takes it; with `positions` where asked."
         generator = seeded(self.seed, step)
-        pairs = self.draw(batch_size, generator)
+        pairs = draw_pairs(
+            self.places, batch_size, self.length, self.short, generator)
         batch = collate(pairs, self.corpus.ids, self.tokenizer)
         if "mlm" in self.objectives: batch = _masked(batch, self.masking, generator)
         if "nsp" not in self.objectives: del batch["next_sentence_label"]
         if not positions: del batch["positions"]
         return batch
+
+    def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
+        "A model's figures on the first batches; for chapter 15's `evaluate`."
+        return pretraining_figures(model, self, batches, batch_size)
+
+    def baselines(self, batches: int = 50, batch_size: int = 32) -> dict[str, float]:
+        "What guessing gets on the same batches, as far as the text is known."
+        return masked_baselines(self, batches, batch_size)
+
+    def with_baselines(self, **known) -> PairSampler:
+        "The same sampler, told what it may know: the fields of `Known`."
+        sampler = copy(self)
+        sampler.known = Known(**known)
+        sampler.known.check(self.tokenizer.vocab_size)
+        return sampler
 
 # %% ../nbs/13_pairs.ipynb #e57ffefb
 def _masking(tokenizer, probability, whole_words):

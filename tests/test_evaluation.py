@@ -2,25 +2,28 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from minibert.answers import Predictions, predict, word_perplexity, word_pieces
+from minibert.baselines import (Bigrams, accuracy_bound, bigram_baseline, chosen_tokens, count_bigrams, count_pieces,
+                                unigram_baseline)
 from minibert.config import BertConfig
+from minibert.core import evaluating, seeded
 from minibert.corpus import Corpus
+from minibert.evaluation import (accuracy_by, by_frequency, by_tag, calibration, evaluate, evaluate_pretraining,
+                                 row_interval, wilson)
 from minibert.stories import best_masked_accuracy, stories
-from minibert.core import seeded
-from minibert.evaluation import (Bigrams, Predictions, accuracy_bound, accuracy_by, bigram_baseline, by_frequency,
-                                 by_tag, calibration, count_bigrams, count_pieces, evaluate_pretraining, evaluating,
-                                 predictions, row_interval, unigram_baseline, wilson, word_perplexity, word_pieces)
 from minibert.heads import BertForPreTraining, PreTrainingOutput
 from minibert.pairs import PairSampler
 from minibert.tokenizer import WordPieceTokenizer
 
-TOLD = stories(60)
-HELD = stories(30, split="validation")
+TRAIN = stories(60)
+VAL = stories(30, split="validation")
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +31,12 @@ def tokenizer(): return WordPieceTokenizer.train(s for story in stories(1500) fo
 
 
 @pytest.fixture(scope="module")
-def train(tokenizer): return Corpus.build([s.sentences for s in TOLD], tokenizer)
+def train(tokenizer): return Corpus.build([s.sentences for s in TRAIN], tokenizer)
 
 
 @pytest.fixture(scope="module")
 def sampler(tokenizer):
-    return PairSampler(Corpus.build([s.sentences for s in HELD], tokenizer), tokenizer, length=48, seed=3)
+    return PairSampler(Corpus.build([s.sentences for s in VAL], tokenizer), tokenizer, length=48, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +62,9 @@ class Fake(nn.Module):
 
 
 def made(label, prediction, **columns):
-    "Predictions by hand; what is not given is zero."
+    "Predictions by hand; what is not given is one."
     n = len(label)
-    values = dict(label=label, prediction=prediction, loss=np.ones(n), top=np.ones(n), shown=np.zeros(n, int),
-                  left=np.zeros(n, int), position=np.arange(n), row=np.arange(n), pair_label=np.zeros(1, int),
-                  pair_prediction=np.zeros(1, int), pair_loss=np.zeros(1))
+    values = dict(label=label, prediction=prediction, loss=np.ones(n), top=np.ones(n), row=np.arange(n))
     return Predictions(**{name: np.asarray(value) for name, value in (values | columns).items()})
 
 
@@ -81,10 +82,10 @@ def test_a_perfect_model_is_perfect(sampler):
 def test_a_model_that_always_says_the_same_has_the_share_of_it(sampler):
     V, piece = sampler.tokenizer.vocab_size, sampler.tokenizer.vocab["the"]
     labels = torch.cat([b[b != -100] for b in (sampler.batch(n, 16)["labels"] for n in range(4))])
-    told = evaluate_pretraining(Fake(V, lambda y: torch.full_like(y, piece)), sampler, batches=4, batch_size=16)
+    figures = evaluate_pretraining(Fake(V, lambda y: torch.full_like(y, piece)), sampler, batches=4, batch_size=16)
     share = (labels == piece).double().mean().item()
-    assert told["mlm_accuracy"] == share and told["mlm_tokens"] == len(labels)
-    assert told["mlm_loss"] == pytest.approx(-share * math.log(0.9) - (1 - share) * math.log(0.1 / (V - 1)), abs=1e-5)
+    assert figures["mlm_accuracy"] == share and figures["mlm_tokens"] == len(labels)
+    assert figures["mlm_loss"] == pytest.approx(-share * math.log(0.9) - (1 - share) * math.log(0.1 / (V - 1)), abs=1e-5)
 
 
 def test_the_confusion_of_a_model_that_always_says_next(sampler):
@@ -128,23 +129,24 @@ def test_tokens_are_weighted_and_batches_are_not(bert, sampler):
 
 
 def test_the_questions_do_not_depend_on_the_model(bert, sampler):
-    one = predictions(bert, sampler, 3, 8)
-    other = predictions(Fake(sampler.tokenizer.vocab_size, lambda y: y), sampler, 3, 8)
-    for name in ("label", "shown", "left", "position", "row", "pair_label"):
-        assert np.array_equal(getattr(one, name), getattr(other, name))
-    assert np.array_equal(sampler.corpus.ids[one.position], one.label)
+    one = predict(bert, sampler, 3, 8)
+    other = predict(Fake(sampler.tokenizer.vocab_size, lambda y: y), sampler, 3, 8)
+    for name in ("mlm", "nsp"):
+        assert np.array_equal(one[name].label, other[name].label) and np.array_equal(one[name].row, other[name].row)
+    chosen = chosen_tokens(sampler, 3, 8)
+    assert np.array_equal(sampler.corpus.ids[chosen.position], chosen.label) and np.array_equal(chosen.label, one["mlm"].label)
 
 
 def test_columns_are_what_the_batch_shows(bert, sampler):
-    told, batch = predictions(bert, sampler, 1, 8), sampler.batch(0, 8)
+    words, chosen, batch = predict(bert, sampler, 1, 8)["mlm"], chosen_tokens(sampler, 1, 8), sampler.batch(0, 8)
     k = 0
     for i, row in enumerate(batch["labels"].tolist()):
         for j, label in enumerate(row):
             if label == -100: continue
-            assert (told.label[k], told.row[k]) == (label, i)
-            assert (told.shown[k], told.left[k]) == tuple(batch["input_ids"][i, [j, j - 1]].tolist())
+            assert (words.label[k], words.row[k]) == (label, i)
+            assert (chosen.shown[k], chosen.left[k]) == tuple(batch["input_ids"][i, [j, j - 1]].tolist())
             k += 1
-    assert k == len(told.label)
+    assert k == len(words.label) == len(chosen.label)
 
 
 # --- intervals
@@ -244,20 +246,20 @@ def test_the_bound_is_the_oracle_s(sampler):
         b = sampler.batch(step, 8, positions=True)
         chosen = b["labels"] != -100
         original = torch.where(chosen, b["labels"], b["input_ids"])
-        chances.append(best_masked_accuracy(HELD, b["positions"], chosen, b["input_ids"] != original))
+        chances.append(best_masked_accuracy(VAL, b["positions"], chosen, b["input_ids"] != original))
         n.append(chosen.sum().item())
-    assert accuracy_bound(sampler, HELD, 3, 8) == pytest.approx(np.average(chances, weights=n))
+    assert accuracy_bound(sampler, VAL, 3, 8) == pytest.approx(np.average(chances, weights=n))
 
 
 def test_no_bound_for_words_in_pieces_and_none_for_other_stories(sampler, bert):
-    letters = WordPieceTokenizer.train([s for story in HELD for s in story.sentences], vocab_size=100)
-    cut = PairSampler(Corpus.build([s.sentences for s in HELD], letters), letters, length=48)
-    assert accuracy_bound(cut, HELD) is None
-    figures = evaluate_pretraining(Fake(letters.vocab_size, lambda y: y), cut, batches=2, stories=HELD)
+    letters = WordPieceTokenizer.train([s for story in VAL for s in story.sentences], vocab_size=100)
+    cut = PairSampler(Corpus.build([s.sentences for s in VAL], letters), letters, length=48)
+    assert accuracy_bound(cut, VAL) is None
+    figures = evaluate_pretraining(Fake(letters.vocab_size, lambda y: y), cut, batches=2, stories=VAL)
     assert "mlm_accuracy_bound" not in figures
     assert figures["word_perplexity"] > figures["mlm_perplexity"]
-    with pytest.raises(ValueError, match="cuts story words"): by_tag(predictions(Fake(letters.vocab_size, lambda y: y), cut, 1), cut, HELD)
-    for other in (TOLD, stories(30, seed=1, split="validation")):
+    with pytest.raises(ValueError, match="cuts story words"): by_tag(predict(Fake(letters.vocab_size, lambda y: y), cut, 1)["mlm"], chosen_tokens(cut, 1), cut, VAL)
+    for other in (TRAIN, stories(30, seed=1, split="validation")):
         with pytest.raises(ValueError, match="not built from these"): accuracy_bound(sampler, other)
 
 
@@ -278,24 +280,24 @@ def test_what_a_word_is():
 # --- splits and calibration
 
 def test_groups_bands_and_tags(sampler):
-    told = made([0, 1, 1, 2, 3], [0, 1, 0, 2, 0])
-    table = accuracy_by(told, ["a", "b", "b", "a", "b"])
+    five = made([0, 1, 1, 2, 3], [0, 1, 0, 2, 0])
+    table = accuracy_by(five, ["a", "b", "b", "a", "b"])
     assert {name: (part["n"], part["accuracy"]) for name, part in table.items()} == {"a": (2, 1), "b": (3, 1 / 3)}
     assert table["b"]["interval"] == list(wilson(1, 3))
-    bands = by_frequency(told, torch.tensor([0, 9, 10, 1_000_000]))
+    bands = by_frequency(five, torch.tensor([0, 9, 10, 1_000_000]))
     assert {name: part["n"] for name, part in bands.items()} == {"never": 1, "1-9": 2, "10-99": 1, "100,000+": 1}
-    told = predictions(Fake(sampler.tokenizer.vocab_size, lambda y: y), sampler, 2, 8)
-    tags = by_tag(told, sampler, HELD)
-    punctuation = np.isin(told.label, [sampler.tokenizer.vocab[c] for c in ".,!:" if c in sampler.tokenizer.vocab])
+    words = predict(Fake(sampler.tokenizer.vocab_size, lambda y: y), sampler, 2, 8)["mlm"]
+    tags = by_tag(words, chosen_tokens(sampler, 2, 8), sampler, VAL)
+    punctuation = np.isin(words.label, [sampler.tokenizer.vocab[c] for c in ".,!:" if c in sampler.tokenizer.vocab])
     assert tags["PUNCT"]["n"] == punctuation.sum()
     assert json.loads(json.dumps([table, bands, tags])) == [table, bands, tags]
 
 
 def test_calibration_by_hand():
-    told = made([0, 0, 0, 0], [0, 0, 0, 1], top=[0.75, 0.75, 0.75, 0.75])
-    assert calibration(told) == dict(ece=0.0, bins=[dict(low=0.7, high=0.8, n=4, confidence=0.75, accuracy=0.75)])
-    assert calibration(replace(told, top=np.ones(4)))["ece"] == pytest.approx(0.25)
-    mixed = calibration(replace(told, top=np.array([1, 0.5, 0.5, 0.5])))
+    four = made([0, 0, 0, 0], [0, 0, 0, 1], top=[0.75, 0.75, 0.75, 0.75])
+    assert calibration(four) == dict(ece=0.0, bins=[dict(low=0.7, high=0.8, n=4, confidence=0.75, accuracy=0.75)])
+    assert calibration(replace(four, top=np.ones(4)))["ece"] == pytest.approx(0.25)
+    mixed = calibration(replace(four, top=np.array([1, 0.5, 0.5, 0.5])))
     assert mixed["ece"] == pytest.approx(3 / 4 * abs(0.5 - 2 / 3))
     assert json.loads(json.dumps(mixed)) == mixed
 
@@ -305,7 +307,7 @@ def test_calibration_by_hand():
 def test_all_figures_are_json_and_each_neighbour_comes_when_asked_for(bert, sampler, train):
     counts = torch.bincount(torch.from_numpy(train.ids.astype("int64")), minlength=train.vocab_size)
     bare = evaluate_pretraining(bert, sampler, batches=2, batch_size=8)
-    full = evaluate_pretraining(bert, sampler, batches=2, batch_size=8, counts=counts, bigrams=count_bigrams(train), stories=HELD)
+    full = evaluate_pretraining(bert, sampler, batches=2, batch_size=8, counts=counts, bigrams=count_bigrams(train), stories=VAL)
     assert set(full) - set(bare) == {"unigram_loss", "unigram_accuracy", "bigram_loss", "bigram_accuracy", "mlm_accuracy_bound"}
     assert all(full[name] == bare[name] for name in bare)
     assert json.loads(json.dumps(full)) == full
@@ -325,7 +327,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_run(bert, sampler, trai
 def test_damaged_weights_are_refused(bert, sampler):
     broken = BertForPreTraining(bert.config, seeded(1))
     with torch.no_grad(): broken.mlm_head.bias[3] = float("nan")
-    with pytest.raises(FloatingPointError, match="not a finite number"): evaluate_pretraining(broken, sampler, batches=1)
+    with pytest.raises(FloatingPointError, match="not finite numbers"): evaluate_pretraining(broken, sampler, batches=1)
 
 
 def asking(sampler, objectives):
@@ -337,11 +339,11 @@ def test_who_asks_about_words_gets_no_figure_of_pairs(bert, sampler, train):
     full = evaluate_pretraining(bert, sampler, batches=2, batch_size=8, counts=count_pieces(train))
     words = evaluate_pretraining(bert, asking(sampler, "mlm"), batches=2, batch_size=8, counts=count_pieces(train))
     assert words == {name: value for name, value in full.items() if not name.startswith("nsp_")}
-    assert len(predictions(bert, asking(sampler, "mlm"), 1, 4).pair_label) == 0
+    assert list(predict(bert, asking(sampler, "mlm"), 1, 4)) == ["mlm"]
 
 
 def test_who_asks_about_pairs_gets_no_figure_of_words(bert, sampler, train):
-    about = dict(counts=count_pieces(train), bigrams=count_bigrams(train), stories=HELD)
+    about = dict(counts=count_pieces(train), bigrams=count_bigrams(train), stories=VAL)
     pairs = evaluate_pretraining(bert, asking(sampler, "nsp"), batches=2, batch_size=8, **about)
     assert {name.split("_")[0] for name in pairs} == {"nsp"} and pairs["nsp_pairs"] == 16
     batch = asking(sampler, "nsp").batch(0, 8)
@@ -378,4 +380,78 @@ def test_nothing_measured_is_no_figure():
     none = np.empty(0, int)
     with pytest.raises(ValueError, match="no token"): unigram_baseline(np.ones(3), none)
     with pytest.raises(ValueError, match="no token"): bigram_baseline(Bigrams(none, none, 3), np.ones(3), none, none)
-    with pytest.raises(ValueError, match="no token"): calibration(made(none, none))
+    with pytest.raises(ValueError, match="no answer"): calibration(made(none, none))
+
+
+# --- examples of another kind
+
+class Bag(nn.Module):
+    "A model of another kind: the mean of the numbers so far guesses the next one."
+
+    def __init__(self, V=20, D=8):
+        super().__init__()
+        self.table, self.out = nn.Embedding(V, D), nn.Linear(D, V)
+
+    def forward(self, ids): return self.out(self.table(ids).cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None])
+
+
+class Ladders:
+    "Examples of another kind: rows of six numbers that count up from one of 1 to 9; nothing is known of words or pairs."
+
+    info = dict(rows="ladders")
+
+    def batch(self, step, n): return dict(ids=torch.randint(1, 10, (n, 1), generator=seeded(step, 5)) + torch.arange(6))
+
+    def figures(self, model, batches, batch_size):
+        with evaluating(model): parts = [self.answers(model, step, batch_size) for step in range(batches)]
+        all_of = Predictions.joined(parts)
+        return dict(clm_loss=(all_of.loss, all_of.row), clm_accuracy=(all_of.right, all_of.row), clm_tokens=len(all_of.label))
+
+    def answers(self, model, step, n):
+        ids = self.batch(step, n)["ids"]
+        rows = torch.arange(step * n, (step + 1) * n)[:, None].expand(n, 5)
+        return Predictions.of(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), rows.flatten())
+
+    def baselines(self, batches, batch_size): return dict(uniform_loss=math.log(20))
+
+
+def test_examples_of_another_kind_are_evaluated_by_the_same_door():
+    torch.manual_seed(0)
+    model, examples = Bag(), Ladders()
+    before = evaluate(model, examples, batches=3, batch_size=8)
+    assert before.keys() == {"clm_loss", "clm_loss_interval", "clm_accuracy", "clm_accuracy_interval", "clm_tokens", "uniform_loss"}
+    assert json.loads(json.dumps(before)) == before and before["clm_tokens"] == 3 * 8 * 5
+    ids = torch.cat([examples.batch(step, 8)["ids"] for step in range(3)])
+    losses = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    assert before["clm_loss"] == pytest.approx(losses.mean().item(), abs=1e-6)
+    assert before["clm_loss_interval"] == pytest.approx(row_interval(losses.detach().numpy(), np.arange(120) // 5), abs=1e-6)
+    assert before["clm_accuracy_interval"] == [*wilson(round(120 * before["clm_accuracy"]), 120)]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for step in range(100, 150):  # others than those that are asked
+        ids = examples.batch(step, 32)["ids"]
+        nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step(); optimizer.zero_grad()
+    after = evaluate(model, examples, batches=3, batch_size=8)
+    assert after["clm_loss_interval"][1] < before["clm_loss_interval"][0] and after["clm_loss"] < after["uniform_loss"]
+
+
+def test_figures_of_another_kind_that_are_no_numbers_are_refused():
+    class Broken(Ladders):
+        def figures(self, model, batches, batch_size): return dict(span_loss=(np.array([1.0, np.nan]), np.arange(2)))
+    with pytest.raises(FloatingPointError, match="span_loss is nan.*earlier checkpoint"): evaluate(Bag(), Broken())
+    model = Bag()
+    with torch.no_grad(): model.out.bias[3] = float("nan")
+    with pytest.raises(FloatingPointError, match="not finite numbers"): evaluate(model, Ladders(), batches=1)
+
+
+def test_a_sampler_that_was_told_is_another_one(sampler, train):
+    knows = sampler.with_baselines(counts=count_pieces(train))
+    assert sampler.baselines(1, 8) == {} and knows.baselines(1, 8).keys() == {"unigram_loss", "unigram_accuracy"}
+    assert knows.info == sampler.info and torch.equal(knows.batch(3, 4)["input_ids"], sampler.batch(3, 4)["input_ids"])
+
+
+def test_the_evaluation_knows_no_objective_and_no_sampler():
+    import minibert.evaluation as module
+    assert not hasattr(module, "PairSampler")
+    code = Path(module.__file__).read_text(encoding="utf8")
+    assert not any(f"{name}_" in code for name in ("mlm", "nsp", "unigram", "bigram"))

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.core import seeded
-from minibert.pairs import PairSampler, collate, cut_lengths, read_batch
+from minibert.pairs import PairSampler, collate, cut_lengths, draw_pairs, read_batch
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefghij", "##k", "##l"])
@@ -28,7 +28,7 @@ def corpus_of(sizes, seed=0):
 
 def draw(corpus, count, length, short, generator):
     "Pairs as a sampler of this corpus draws them."
-    return PairSampler(corpus, TOKENIZER, length, short=short).draw(count, generator)
+    return draw_pairs(PairSampler(corpus, TOKENIZER, length).places, count, length, short, generator)
 
 
 def check(batch, corpus, length):
@@ -138,7 +138,7 @@ def test_a_stand_in_is_as_long_as_the_b_it_replaces(sizes, monkeypatch):
     documents = [rng.integers(4, 15, 8 if sizes == "short" else 300).tolist() for _ in range(600 if sizes == "short" else 20)]
     corpus = corpus_of(documents)
     drawn = draw(corpus, 5000, 64, 0.1, seeded(4))
-    monkeypatch.setattr("minibert.pairs.draw_elsewhere", lambda places, wanted, room, generator: (0, wanted[2]))
+    monkeypatch.setattr("minibert.pairs.draw_elsewhere", lambda places, wanted, room, generator: (0, wanted.b))
     true = draw(corpus, 5000, 64, 0.1, seeded(4))
     assert np.array_equal(drawn.is_random, true.is_random)
     agree = (drawn.a_length == true.a_length) & (drawn.b_length == true.b_length)
@@ -272,5 +272,5 @@ def test_real_text(wikitext):
     assert torch.equal(truth[chosen], y[chosen]) and torch.equal(truth[text & ~chosen], x[text & ~chosen])
     full = (batch["attention_mask"].sum(1) == 128).float().mean()
     assert full > 0.85  # nine in ten are filled to the last place
-    accuracy, error = told_by_length(sampler.draw(40_000, seeded(1)), 20_000)
+    accuracy, error = told_by_length(draw_pairs(sampler.places, 40_000, 128, 0.1, seeded(1)), 20_000)
     assert abs(accuracy - 0.5) < 5 * error

@@ -7,13 +7,13 @@ import torch
 import transformers as hf
 
 from minibert.attention import MultiHeadAttention
+from minibert.baselines import unigram_baseline
 from minibert.config import BertConfig
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.core import seeded
-from minibert.evaluation import unigram_baseline
 from minibert.heads import BertForPreTraining
-from minibert.pairs import PairSampler
+from minibert.pairs import PairSampler, draw_pairs
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.tokenizer import SPECIALS, WordPieceTokenizer
 from minibert.training import TrainingConfig, forward_backward, make_optimizers, make_sampler, pretrain, train_step
@@ -58,7 +58,7 @@ def drawn(documents, sentences, tokens, count, length, short):
     starts = np.arange(documents * sentences + 1) * tokens, np.arange(documents + 1) * sentences
     tokenizer = WordPieceTokenizer(SPECIALS)
     corpus = Corpus(np.zeros(starts[0][-1], np.uint16), *starts, dict(vocab_size=5, vocabulary=tokenizer.fingerprint))
-    return PairSampler(corpus, tokenizer, length, short=short).draw(count, seeded(0))
+    return draw_pairs(PairSampler(corpus, tokenizer, length).places, count, length, short, seeded(0))
 
 
 def test_what_is_too_long_loses_from_both_ends_alike():

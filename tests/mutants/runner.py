@@ -46,6 +46,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "documents": "documents",
     "corpus": "corpus pairs",
     "masking": "masking pairs",
+    "baselines": "evaluation",
+    "answers": "evaluation",
     "pairs": "pairs",
     "training": "training",
     "evaluation": "evaluation",
