@@ -920,7 +920,7 @@ def run_probe(options: Probe) -> None:
 
 def run_inspect(options: Inspect) -> None:
     "Draw the pictures and say where the page is."
-    from minibert.inside import inspect
+    from minibert.page import inspect
     page = inspect(options.run, options.text, options.out, options.pair)
     print(f"Open {page} in a browser.")
 
