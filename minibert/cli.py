@@ -913,9 +913,9 @@ def run_bench(options: Bench) -> None:
 # %% ../nbs/90_cli.ipynb #ca186d2d
 def run_probe(options: Probe) -> None:
     "Print how well each layer tells the parts of speech."
-    from minibert import probing
-    probing.run_probe(options.run, options.dataset, options.out, options.seeds,
-                      both=options.last_piece)
+    from minibert import probe_runs
+    probe_runs.run_probe(options.run, options.dataset, options.out, options.seeds,
+                         both=options.last_piece)
 
 
 def run_inspect(options: Inspect) -> None:
