@@ -903,7 +903,7 @@ def run_classify(options: Classify) -> None:
 # %% ../nbs/90_cli.ipynb #0934f9f3
 def run_bench(options: Bench) -> None:
     "Time training steps, print the table, keep it where asked."
-    from minibert.speed import CASES, bench, bench_table
+    from minibert.bench import CASES, bench, bench_table
     keep_freed_memory()
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
     cases = ((options.size, options.vocab_size),) if options.size else CASES
