@@ -21,7 +21,8 @@ from minibert import corpus as module
 from minibert.corpus import (
     Corpus, Oracle, best_masked_accuracy, load_documents, split_sentences, stories)
 from minibert.core import seeded
-from minibert.tokenizer import SPECIALS, WordPieceTokenizer
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.text import SPECIALS
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

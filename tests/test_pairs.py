@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 from minibert.corpus import Corpus, load_documents
 from minibert.core import seeded
 from minibert.pairs import PairSampler, collate, cut_lengths, read_batch
-from minibert.tokenizer import SPECIALS, WordPieceTokenizer
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.text import SPECIALS
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefghij", "##k", "##l"])
 V = TOKENIZER.vocab_size
