@@ -22,8 +22,9 @@ import torch
 
 from minibert.core import choose_precision, seeded, write_whole
 from minibert.finetuning import (
-    BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, hold_out, judge, pool,
-    read_examples, start_classifier, take_share, train_frozen, training_for)
+    BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, judge, pool,
+    start_classifier, train_frozen, training_for)
+from minibert.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import keep_freed_memory, own_device

@@ -8,16 +8,16 @@ after one step of a minuscule model, by which all libraries are loaded (the floo
 import json
 import subprocess
 import sys
-from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from minibert.bench import CASES, list_peers, peak_memory, peer_steps
 from minibert.config import BertConfig
 from minibert.core import write_whole
-from minibert.speed import CASES, _KINDS, _peak, list_peers, synthetic_batch
+from minibert.speed import synthetic_batch
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_memory.json"
 LEAST = BertConfig(101, 24, 2, 4, 37, max_position_embeddings=40)
@@ -30,10 +30,11 @@ def one(name: str, size: str, V: int, steps: int = 4) -> None:
     peer, config = list_peers()[name], BertConfig.preset(size, vocab_size=V)
     batches = [synthetic_batch(config, seed) for seed in range(steps)]
     few = synthetic_batch(LEAST, 0, 2, 12)
-    _KINDS[peer.kind](peer, LEAST, [few])(lambda: False)
-    floor, turn = _peak(), count(1)
-    _KINDS[peer.kind](peer, config, batches)(lambda: next(turn) < steps)
-    print(json.dumps([floor, _peak()]))
+    next(peer_steps(peer, LEAST, [few]))
+    floor, turns = peak_memory(), peer_steps(peer, config, batches)
+    for _ in range(steps): next(turns)
+    turns.close()
+    print(json.dumps([floor, peak_memory()]))
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from minibert.bench import available_peers, peer_steps
 from minibert.config import BertConfig
 from minibert.core import choose_precision, write_whole
-from minibert.speed import _available, _own, profile_loop, synthetic_batch
+from minibert.speed import profile_loop, synthetic_batch
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_profile.json"
 
@@ -28,7 +29,7 @@ def main(rounds=3):
             config = BertConfig.preset(size, vocab_size=8192)
             batches = [synthetic_batch(config, seed) for seed in range(4)]
             for name in ("equal", "muon"):
-                parts = profile_loop(_own(_available(size)[name], config, batches), repeats=3)
+                parts = profile_loop(peer_steps(available_peers(size)[name], config, batches), repeats=3)
                 total = found.setdefault(f"{size}, {name}", {})
                 for part, ms in parts.items(): total[part] = total.get(part, 0.0) + ms / rounds
     result = dict(threads=1, rounds=rounds, torch=torch.__version__, precision=choose_precision("auto"), ms=found)

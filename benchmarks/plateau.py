@@ -48,7 +48,7 @@ def gaze(model, ids):
 
 def run(positions, optimizer, corpus, tokenizer, ids, steps):
     config = BertConfig.preset("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=64, hidden_dropout_prob=0.0,
-                               attention_probs_dropout_prob=0.0, position_embedding_type=positions)
+                               attention_probs_dropout_prob=0.0, model_type="roformer" if positions == "rotary" else "bert")
     loop = TrainingConfig(steps=steps, batch_size=32, length=64, optimizer=optimizer, learning_rate=2e-3)
     model, sampler = BertForPreTraining(config, seeded(0, 0, 2)).train(), make_sampler(corpus, tokenizer, loop)
     optimizers, found, sums = make_optimizers(model, loop), dict(steps=[], loss=[], neighbours=[]), []

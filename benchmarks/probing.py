@@ -16,7 +16,8 @@ import torch
 
 from minibert.core import write_whole
 from minibert.probing import (
-    TaggedText, answers, extract, fit_probes, layer_names, number_tags, place_words, read_treebank, run_probe, standardise_)
+    TaggedText, answers, extract, fit_probes, number_tags, place_words, standardise_)
+from minibert.probe_runs import layer_names, read_treebank, run_probe
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import load_pretrained
 

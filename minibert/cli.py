@@ -905,7 +905,7 @@ def run_classify(options: Classify) -> None:
 # %% ../nbs/90_cli.ipynb #0934f9f3
 def run_bench(options: Bench) -> None:
     "Time training steps, print the table, keep it where asked."
-    from minibert.speed import CASES, bench, bench_table
+    from minibert.bench import CASES, bench, bench_table
     keep_freed_memory()
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
     cases = ((options.size, options.vocab_size),) if options.size else CASES
@@ -915,14 +915,14 @@ def run_bench(options: Bench) -> None:
 # %% ../nbs/90_cli.ipynb #ca186d2d
 def run_probe(options: Probe) -> None:
     "Print how well each layer tells the parts of speech."
-    from minibert import probing
-    probing.run_probe(options.run, options.dataset, options.out, options.seeds,
-                      both=options.last_piece)
+    from minibert import probe_runs
+    probe_runs.run_probe(options.run, options.dataset, options.out, options.seeds,
+                         both=options.last_piece)
 
 
 def run_inspect(options: Inspect) -> None:
     "Draw the pictures and say where the page is."
-    from minibert.inside import inspect
+    from minibert.page import inspect
     page = inspect(options.run, options.text, options.out, options.pair)
     print(f"Open {page} in a browser.")
 

@@ -5,12 +5,11 @@
 # %% ../nbs/18_finetuning.ipynb #d8dcf28d
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 # %% auto #0
-__all__ = ['Examples', 'number_labels', 'read_examples', 'take_share', 'hold_out', 'bag_of_words', 'pool', 'ClassifierOutput',
-           'ClassifierConfig', 'BertClassifier', 'ExampleSampler', 'ask', 'judge', 'fit_linear', 'train_frozen',
-           'KeepBest', 'finetune', 'accuracy_figures', 'difference', 'save_classifier', 'load_classifier', 'classify',
-           'FinetuneConfig', 'read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
+__all__ = ['bag_of_words', 'pool', 'ClassifierOutput', 'ClassifierConfig', 'BertClassifier', 'ExampleSampler', 'ask', 'judge',
+           'fit_linear', 'train_frozen', 'KeepBest', 'finetune', 'accuracy_figures', 'difference', 'save_classifier',
+           'load_classifier', 'classify', 'FinetuneConfig', 'read_parts', 'start_classifier', 'training_for',
+           'run_finetuning', 'resume_finetuning']
 
 # %% ../nbs/18_finetuning.ipynb #89d995b1
 import numpy as np
@@ -35,219 +34,16 @@ from .config import BertConfig
 from .core import (
     Bounds, Count, Positive, Rate, Whole, check_fields, check_finite, choose_precision,
     evaluating, seeded, write_whole)
-from .documents import load_table
 from .encoder import activation
 from .evaluation import row_interval, wilson
+from .labels import (
+    Examples, check_counts, hold_out, list_splits, read_examples, take_share)
 from .model import BertModel, initialise_
 from .tokenizer import WordPieceTokenizer, pad_rows
 from minibert.training import (
     TrainingConfig, best_checkpoint, fit, join_processes, list_checkpoints, own_device,
     share_weights_)
 from .weights import load_encoder, load_pretrained, save_pretrained, to_hf
-
-# %% ../nbs/18_finetuning.ipynb #91610812
-@dataclass(frozen=True)
-class Examples:
-    "Texts, or pairs of texts, each with the number of its label."
-
-    texts: tuple  # N strings, or N pairs of strings
-    labels: np.ndarray  # (N,) whole numbers, 0 to L - 1
-    names: tuple[str, ...]  # the L labels, in the order of their numbers
-
-    def __len__(self): return len(self.texts)
-
-    def take(self, index: Iterable[int]) -> Examples:
-        "The examples at these places, in this order."
-        index = np.asarray(index, dtype=np.int64)
-        return replace(self, texts=tuple(self.texts[i] for i in index),
-                       labels=self.labels[index])
-
-# %% ../nbs/18_finetuning.ipynb #073c64f6
-def _as_word(value):
-    "A label as a word; None where there is none."
-    if value is None or value != value or value == "": return None
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise ValueError(f"A label is {value}, and classes are whole numbers or "
-                             "words: this chapter has no regression.")
-        value = int(value)
-    return str(int(value)) if isinstance(value, bool) else str(value).strip()
-
-# %% ../nbs/18_finetuning.ipynb #f3bbeb65
-def _check_words(words: list, what: str) -> None:
-    "Refuse labels that are missing, in part or in whole: ValueError with a sentence."
-    n, hidden = len(words), sum(word == "-1" for word in words)
-    if not n: raise ValueError(f"{what} has no row: give one with examples.")
-    if hidden == n:
-        raise ValueError(f"Every label of {what} is -1, which is how GLUE hides the "
-                         "labels of its test sets: give another split.")
-    gaps = [k for k, word in enumerate(words) if word is None or word == "-1"]
-    if gaps:
-        raise ValueError(f"{len(gaps):,} of {n:,} rows of {what} have no label, row "
-                         f"{gaps[0] + 1} first: fill them in or leave them out.")
-
-# %% ../nbs/18_finetuning.ipynb #9119e014
-def _names_in(words: list[str], what: str) -> tuple[str, ...]:
-    "The labels that occur, in order; ValueError where they cannot be labels."
-    seen = set(words)
-    if len(seen) < 2:
-        raise ValueError(f"Every label of {what} is {words[0]!r}: a classifier needs "
-                         "two different ones to learn from.")
-    if len(seen) > max(2, len(words) // 2):
-        raise ValueError(f"{what} has {len(seen):,} different labels in "
-                         f"{len(words):,} rows: is that the column of labels?")
-    numeric = all(re.fullmatch(r"-?\d+", word) for word in seen)
-    return tuple(sorted(seen, key=int if numeric else None))
-
-# %% ../nbs/18_finetuning.ipynb #c4ff008a
-def number_labels(
-    values: Sequence,  # N words or whole numbers
-    names: Sequence[str] | None = None,  # the labels in order; None: those that occur
-    what: str = "the data set",  # for the error's sentence
-) -> tuple[np.ndarray, tuple[str, ...]]:  # (N,) from 0; the names
-    "Number labels from 0; ValueError for missing, constant, hidden or unknown ones."
-    words = [_as_word(value) for value in values]
-    _check_words(words, what)
-    names = tuple(names or _names_in(words, what))
-    if unknown := set(words) - set(names):
-        raise ValueError(f"{what} has the label {min(unknown)!r}, and the classifier "
-                         f"knows {', '.join(names)}: give a set with those labels.")
-    place = {name: k for k, name in enumerate(names)}
-    return np.array([place[word] for word in words]), names
-
-# %% ../nbs/18_finetuning.ipynb #301706cf
-def _read_csv(path: Path) -> dict[str, list]:  # column -> values
-    "The columns of a CSV or TSV file with a first line of names."
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            mark = "\t" if path.suffix == ".tsv" else ","
-            lines = csv.reader(file, delimiter=mark, strict=True)
-            names = next(lines, [])
-            rows = [(lines.line_num, row) for row in lines if row]
-    except (UnicodeDecodeError, csv.Error) as problem:
-        raise ValueError(f"The file {path} cannot be read ({problem}): save it as a "
-                         "UTF-8 table with a first line of column names.") from None
-    if not rows: raise ValueError(f"The file {path} has no row below its first line.")
-    _check_widths(path, names, rows)
-    return {name: [row[k] for _, row in rows] for k, name in enumerate(names) if name}
-
-# %% ../nbs/18_finetuning.ipynb #e042ea4a
-def _check_widths(path: Path, names: list[str], rows: list[tuple]) -> None:
-    "Refuse two columns of one name, and a row with more or fewer fields than names."
-    if twice := {name for name in names if name and names.count(name) > 1}:
-        raise ValueError(f"The first line of {path} names the column {min(twice)!r} "
-                         "twice: give each column a name of its own.")
-    for line, row in rows:
-        if len(row) != len(names):
-            raise ValueError(f"Line {line} of {path} has {len(row)} fields, and the "
-                             f"first line names {len(names)} columns: put a text that "
-                             "holds a comma or a tab in double quotes.")
-
-# %% ../nbs/18_finetuning.ipynb #a2ead9f0
-def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
-    "Columns, the label names that are known, and the splits there are."
-    if Path(dataset).suffix in (".csv", ".tsv") and Path(dataset).is_file():
-        return (_read_csv(Path(dataset)) if split == "train" else {}), {}, ["train"]
-    tables = load_table(dataset, name)
-    if split not in tables: return {}, {}, list(tables)
-    table = tables[split]
-    known = {column: feature.names for column, feature in table.features.items()
-             if hasattr(feature, "names")}
-    columns = {column: table[column][:] for column in table.column_names}
-    for column, names in known.items():
-        columns[column] = [names[v] if v is not None and v >= 0 else v
-                           for v in columns[column]]
-    return columns, known, list(tables)
-
-# %% ../nbs/18_finetuning.ipynb #1620cc16
-def _pick(dataset, columns: dict, wanted: list[str], split: str, splits) -> list[list]:
-    "The wanted columns; ValueError saying which there are."
-    if not columns:
-        raise ValueError(f"{dataset} has the splits {', '.join(splits)}, and {split} "
-                         "was asked for.")
-    for column in wanted:
-        if column not in columns:
-            raise ValueError(f"{dataset} has the columns {', '.join(columns)}, and no "
-                             f"{column}: say which ones hold text and label.")
-    return [columns[column] for column in wanted]
-
-# %% ../nbs/18_finetuning.ipynb #0b58ffd0
-def _texts(rows: list[list], wanted: list[str], what: str) -> tuple:
-    "The texts of one column, or the pairs of two; ValueError where a text is missing."
-    for column, texts in zip(wanted, rows):
-        for k, text in enumerate(texts):
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"Row {k + 1} of {what} has {text!r} for a text in "
-                                 f"the column {column}: fill it in or leave it out.")
-    return tuple(rows[0]) if len(rows) == 1 else tuple(zip(*rows))
-
-# %% ../nbs/18_finetuning.ipynb #5f0f3227
-def _named(values: list, names: Sequence[str] | None) -> list:
-    "Numbers as the names they stand for; what is no such number stays as it is."
-    if not names or {_as_word(value) for value in values} <= set(names): return values
-    numbers = all(str(v).isdigit() and int(v) < len(names) for v in values if v != -1)
-    return [names[int(v)] if v != -1 else v for v in values] if numbers else values
-
-# %% ../nbs/18_finetuning.ipynb #c9e75738
-def read_examples(
-    dataset: str | Path,  # a CSV or TSV file, a data set's name, a local folder
-    name: str | None = None,  # the data set's configuration, as mrpc of glue
-    split: str = "train",
-    *,
-    text_column: str = "text",
-    label_column: str = "label",
-    text_pair_column: str | None = None,  # the second text, where a label is of two
-    names: Sequence[str] | None = None,  # the labels in order; None: as found
-) -> Examples:
-    "Labelled texts from any table; ValueError with a sentence where it is not one."
-    what = f"the split {split} of {dataset}"
-    columns, known, splits = _columns(dataset, name, split)
-    wanted = [text_column, text_pair_column] if text_pair_column else [text_column]
-    *rows, values = _pick(dataset, columns, [*wanted, label_column], split, splits)
-    names = names or known.get(label_column)
-    numbers, names = number_labels(_named(values, names), names, what)
-    return Examples(_texts(rows, wanted, what), numbers, names)
-
-# %% ../nbs/18_finetuning.ipynb #26600307
-def take_share(
-    examples: Examples,
-    share: float,  # above 0, to 1
-    seed: int = 0,
-) -> tuple[Examples, Examples]:  # those taken, and the others
-    "Draw a share of each label; a smaller share is part of a larger one."
-    if not 0 < share <= 1:
-        raise ValueError(f"share is {share}: give a number above 0, to 1.")
-    taken, left = [], []
-    for label in range(len(examples.names)):
-        places = np.flatnonzero(examples.labels == label)
-        generator = seeded(seed, label, 18)
-        places = places[torch.randperm(len(places), generator=generator).numpy()]
-        count = min(len(places), max(1, round(share * len(places))))
-        taken.append(places[:count])
-        left.append(places[count:])
-    return tuple(examples.take(np.sort(np.concatenate(part))) for part in (taken, left))
-
-# %% ../nbs/18_finetuning.ipynb #01e451a5
-def _check_counts(examples: Examples, parts: tuple[str, ...]) -> None:
-    "Refuse a label with fewer examples than parts that need one: ValueError naming it."
-    counts = np.bincount(examples.labels, minlength=len(examples.names))
-    for name, count in zip(examples.names, counts.tolist()):
-        if 0 < count < len(parts):
-            raise ValueError(
-                f"The label {name!r} has {count} example{'s' * (count > 1)}, and "
-                f"{len(parts)} are the least ({', '.join(parts)}): add examples of it, "
-                "take a larger share, or leave this label out.")
-
-# %% ../nbs/18_finetuning.ipynb #fcc71bb5
-def hold_out(
-    examples: Examples,
-    seed: int = 0,
-) -> tuple[Examples, Examples]:  # to learn from, to choose by
-    "Set a tenth aside: 100 to 1000 examples, but no more than a fifth of them."
-    _check_counts(examples, ("one to learn from", "one to choose by"))
-    count = min(max(100, len(examples) / 10), 1000, len(examples) / 5)
-    chosen_by, rest = take_share(examples, count / len(examples), seed + 1000)
-    return rest, chosen_by
 
 # %% ../nbs/18_finetuning.ipynb #2bb32742
 def _words(text: str | tuple) -> list[str]:
@@ -662,12 +458,12 @@ def read_parts(
                 label_column=options.label_column,
                 text_pair_column=options.text_pair_column)
     train = read_examples(options.dataset, names=options.label_names or None, **read)
-    splits = _columns(options.dataset, options.name, "")[2]
+    splits = list_splits(options.dataset, options.name)
     split = options.validation_split
     if split in splits or split != FinetuneConfig.validation_split:
         asked = read_examples(options.dataset, split=split, names=train.names, **read)
     else:
-        _check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
+        check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
         asked, train = take_share(train, 0.1, options.seed + 2000)
     train, _ = take_share(train, options.share, options.seed)
     learned = {*train.texts}

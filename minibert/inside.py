@@ -5,36 +5,24 @@
 # %% ../nbs/16_inside.ipynb #d26594e6
 from __future__ import annotations
 
-import base64
-import html
-import io
-import json
-import math
-import os
-import shutil
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 # %% auto #0
 __all__ = ['KINDS', 'Reading', 'read_text', 'head_entropy', 'model_parts', 'plain_batch', 'Observer', 'part_curves',
            'place_kinds', 'HeadScores', 'score_heads', 'name_heads', 'rollout', 'for_bertviz', 'logit_lens',
-           'neighbours', 'word_vectors', 'principal', 'mean_cosine', 'anisotropy', 'inspect']
+           'neighbours', 'word_vectors', 'principal', 'mean_cosine', 'anisotropy']
 
 # %% ../nbs/16_inside.ipynb #5e81485c
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .core import check_finite, evaluating, write_whole
-from .corpus import Corpus
+from .core import check_finite, evaluating
 from .heads import BertForPreTraining
 from .pairs import PairSampler
-from .show import show_curves, show_heads, show_matrix, show_sheet
 from .tokenizer import WordPieceTokenizer
-from .weights import load_pretrained
 
 # %% ../nbs/16_inside.ipynb #3474f677
 @dataclass(frozen=True)
@@ -374,189 +362,3 @@ def anisotropy(
     states = torch.cat(states, 1)
     check_finite(_WHAT, states)
     return [mean_cosine(layer) for layer in states]
-
-# %% ../nbs/16_inside.ipynb #ca1646fd
-def _text_figures(reading):
-    "Name, title and figure of what one text shows of the heads."
-    layers, heads, S, _ = reading.probs.shape
-    depth, names = [f"layer {n}" for n in range(layers)], range(heads)
-    entropy = torch.stack([head_entropy(probs) for probs in reading.attentions])
-    yield "heads", "Every head of every layer", show_sheet(reading.probs)
-    yield "entropy", "How broadly each head looks, in nats", show_matrix(
-        entropy, depth, [f"head {h}" for h in names], high=math.log(S), fmt=".2f")
-    yield "rollout", "Of which words each final place is made", show_matrix(
-        rollout(reading.probs), reading.tokens, reading.tokens)
-    for n, probs in enumerate(reading.probs):
-        yield f"layer-{n}", f"The heads of layer {n}", show_heads(probs, reading.tokens)
-
-# %% ../nbs/16_inside.ipynb #d306097d
-def _lens_figures(model, tokenizer, reading):
-    "What the MLM head would say after each layer."
-    depth = ["embeddings", *(f"after {n}" for n in range(len(reading.attentions)))]
-    lens = logit_lens(model, reading.states).cpu()[..., :tokenizer.vocab_size]
-    hidden = tokenizer.pieces[tokenizer.mask_id]
-    masked = [i for i, token in enumerate(reading.tokens) if token == hidden]
-    for i in masked:
-        best = lens[-1, i].topk(min(8, lens.shape[-1])).indices
-        yield f"lens-{i}", f"What stands behind the [MASK] at place {i}?", show_matrix(
-            lens[:, i, best], depth, [tokenizer.pieces[j] for j in best], fmt=".2f")
-    if not masked:
-        own = torch.tensor([tokenizer.vocab[token] for token in reading.tokens])
-        yield "lens", "How likely each word is in its own place, by layer", show_matrix(
-            lens[:, torch.arange(len(own)), own], depth, reading.tokens)
-
-# %% ../nbs/16_inside.ipynb #8bb1ba63
-def _own_text(model, tokenizer, folder, notes):
-    "Four batches of the run's held-out text, or else of its corpus; [] without."
-    found = [path for path in (folder / "held-out", folder / "corpus") if path.is_dir()]
-    length = min(64, model.config.max_position_embeddings)
-    try:
-        for part in found[:1]:
-            corpus = Corpus.open(part, tokenizer, check=False)
-            sampler = PairSampler(corpus, tokenizer, length)
-            return [plain_batch(sampler, step) for step in range(4)]
-    except (ValueError, OSError) as problem:
-        notes.append(f"Its text could not be used, so heads have no scores: {problem}")
-    return []
-
-
-def _corpus_figures(model, tokenizer, plain):
-    "Scores and anisotropy on the run's own text."
-    scores = score_heads(model, tokenizer, plain)
-    heads = [f"{n}.{h} {name}" for n, layer in enumerate(name_heads(scores))
-             for h, name in enumerate(layer)]
-    table = torch.cat([scores.uniform[None], scores.shares.flatten(0, 1)])
-    yield "specialties", "What each head looks at, over 64 pairs", show_matrix(
-        table, ["even gaze", *heads], KINDS, fmt=".2f")
-    yield "anisotropy", "How alike two random words are", show_curves(
-        {"this model": anisotropy(model, tokenizer, plain)}, lines={"any direction": 0},
-        x="layer (0: embeddings)", y="mean cosine")
-
-# %% ../nbs/16_inside.ipynb #94408647
-_SEEN = {"gradient": "norm, after clipping", "update": "update / weight",
-         "weight": "norm", "entropy": "nats"}
-
-
-def _run_figures(folder):
-    "What the observer of the run saw, if it had one."
-    path = folder / "metrics.jsonl"
-    if not path.is_file(): return
-    lines = path.read_text(encoding="utf8").splitlines()
-    history = [json.loads(line) for line in lines if line.endswith("}")]
-    seen = {name.split("/")[0] for line in history for name in line}
-    for what, y in _SEEN.items():
-        if what in seen:
-            figure = show_curves(part_curves(history, what), y=y)
-            yield f"training-{what}", f"Training: {what} of each part", figure
-
-# %% ../nbs/16_inside.ipynb #746c5009
-_HEAD = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width"><title>%s</title>
-<style>body{font:16px/1.5 sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
-img{max-width:100%%}td,th{text-align:left;padding:.1rem .8rem .1rem 0}</style></head>
-<body>"""
-
-
-def _image(title, png):
-    data = base64.b64encode(png).decode()
-    name = html.escape(title)
-    return f'<h2>{name}</h2><img alt="{name}" src="data:image/png;base64,{data}">'
-
-
-def _title(run): return html.escape(f"Inside {Path(run).resolve().name}")
-
-
-def _table(title, rows):
-    "Rows of words as an HTML table; the first cell of each names it."
-    lines = ["<tr><th>" + "<td>".join(map(html.escape, row)) for row in rows]
-    return f"<h2>{html.escape(title)}</h2><table>{''.join(lines)}</table>"
-
-# %% ../nbs/16_inside.ipynb #f11d51f3
-def _png(figure) -> bytes:
-    file = io.BytesIO()
-    with warnings.catch_warnings():  # a letter that the font lacks becomes a box
-        warnings.simplefilter("ignore")
-        figure.savefig(file, format="png")
-    return file.getvalue()
-
-
-def _open(run):
-    "The model, its tokenizer, and what was said about it while it was opened."
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        model = load_pretrained(run)
-    notes = [str(warning.message) for warning in said
-             if issubclass(warning.category, UserWarning)]
-    return model, WordPieceTokenizer.from_pretrained(run), notes
-
-# %% ../nbs/16_inside.ipynb #d2143955
-_MOST = 64  # pieces that a picture can name
-
-
-def _readable(reading):
-    if len(reading.tokens) <= _MOST: return reading
-    raise ValueError(f"The text has {len(reading.tokens)} pieces, and a picture names "
-                     f"{_MOST} at most: shorten it, or go sentence by sentence.")
-
-
-def _figures(model, tokenizer, reading, folder, notes):
-    "All that can be drawn, one after another: a checkpoint without MLM head no lens."
-    yield from _text_figures(reading)
-    if not any("MLM head" in note for note in notes):
-        yield from _lens_figures(model, tokenizer, reading)
-    plain = _own_text(model, tokenizer, folder, notes)
-    if plain: yield from _corpus_figures(model, tokenizer, plain)
-    yield from _run_figures(folder)
-
-
-def _near(model, tokenizer, reading):
-    "Rows of each word of the text and its neighbours."
-    special = [tokenizer.pieces[i] for i in tokenizer.special_ids]
-    words = [t for t in dict.fromkeys(reading.tokens) if t not in special]
-    rows = ((word, neighbours(model, tokenizer, word)) for word in words)
-    return [[word, *(f"{piece} {cosine:.2f}" for piece, cosine in row)]
-            for word, row in rows]
-
-# %% ../nbs/16_inside.ipynb #1c8fd25c
-def inspect(
-    run: str | Path,  # a run's folder, or a checkpoint
-    text: str,
-    out: str | Path,  # a new folder for the pictures and index.html
-    pair: str | None = None,  # a second sentence
-) -> Path:  # the page
-    "Draw all that a model shows of a text; refuses with a sentence what it cannot."
-    out = Path(out).resolve()
-    if out.exists():
-        raise FileExistsError(f"{out} is there already: give a new folder.")
-    model, tokenizer, notes = _open(run)
-    reading = _readable(read_text(model, tokenizer, text, pair))
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    fresh = [path for path in aside.parents if not path.exists()]
-    aside.mkdir(parents=True)
-    try:
-        _write(aside, run, model, tokenizer, reading, notes)
-        os.replace(aside, out)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        for path in fresh: path.rmdir()
-        raise
-    return out / "index.html"
-
-# %% ../nbs/16_inside.ipynb #a222068c
-def _write(folder, run, model, tokenizer, reading, notes):
-    "The pictures, and the page that holds them all."
-    c, title, images = model.config, _title(run), []
-    for name, heading, figure in _figures(model, tokenizer, reading, Path(run), notes):
-        png = _png(figure)
-        write_whole(folder / f"{name}.png", png)
-        images.append(_image(heading, png))
-    size = (f"{c.num_hidden_layers} layers, {c.num_attention_heads} heads, width "
-            f"{c.hidden_size}, {c.vocab_size:,} pieces.")
-    page = [_HEAD % title, f"<h1>{title}</h1>", f"<p>{size}",
-            f"<p><b>{html.escape(' '.join(reading.tokens))}</b>",
-            *(f"<p>{html.escape(note)}" for note in notes), *images,
-            _table("Neighbours in the word table", _near(model, tokenizer, reading))]
-    write_whole(folder / "index.html", "\n".join(page) + "\n</body></html>\n")

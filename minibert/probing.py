@@ -5,12 +5,10 @@
 # %% ../nbs/17_probing.ipynb #f4cd7f2b
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,18 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # %% auto #0
-__all__ = ['TaggedText', 'tag_stories', 'read_conllu', 'Row', 'place_words', 'extract', 'word_majority', 'control_tags', 'Probes',
-           'standardise_', 'fit_probes', 'answers', 'number_tags', 'probe_encoder', 'probe_tags', 'layer_names',
-           'probe_table', 'draw_layers', 'tag_gains', 'draw_confusion', 'Role', 'name_roles', 'balanced',
-           'role_shortcuts', 'probe_roles', 'read_treebank', 'role_table', 'run_probe']
+__all__ = ['TaggedText', 'tag_stories', 'Row', 'place_words', 'extract', 'word_majority', 'control_tags', 'Probes',
+           'standardise_', 'fit_probes', 'answers', 'number_tags', 'probe_encoder', 'probe_tags', 'tag_gains', 'Role',
+           'name_roles', 'balanced', 'role_shortcuts', 'probe_roles']
 
 # %% ../nbs/17_probing.ipynb #e83bd2fa
-from .core import check_finite, evaluating, seeded, write_whole
-from .stories import Story, stories
+from .core import check_finite, evaluating, seeded
+from .stories import Story
 from .evaluation import row_interval
 from .model import BertModel
 from .tokenizer import WordPieceTokenizer
-from .weights import load_encoder
 
 # %% ../nbs/17_probing.ipynb #f942e94f
 @dataclass(frozen=True)
@@ -55,43 +51,6 @@ def tag_stories(stories: Sequence[Story]) -> TaggedText:
     "The stories' sentences with their gold parts of speech."
     return TaggedText([list(row) for story in stories for row in story.words],
                       [list(row) for story in stories for row in story.tags])
-
-# %% ../nbs/17_probing.ipynb #23607e3b
-def _conllu():
-    try: import conllu
-    except ImportError:
-        raise ImportError("CoNLL-U files are read by the library conllu, which is not "
-                          "installed: pip install conllu.") from None
-    return conllu
-
-# %% ../nbs/17_probing.ipynb #aecd4aba
-def _column(sentence, column: str, path) -> tuple[list[str], list[str]]:
-    "The words and tags of a parsed sentence; lines like 2-3 and 8.1 are no words."
-    rows = [row for row in sentence if isinstance(row["id"], int)]
-    tags = [row.get(column) for row in rows]
-    if not all(isinstance(tag, str) and tag != "_" for tag in tags):
-        raise ValueError(f"A word of {path} has no {column}: give a file that is "
-                         "tagged throughout, or another column (upos, xpos, deprel).")
-    return [row["form"] for row in rows], tags
-
-# %% ../nbs/17_probing.ipynb #2a24e441
-def read_conllu(
-    path: str | Path,
-    column: str = "upos",  # or "xpos", "deprel"
-) -> TaggedText:
-    "The words and tags of a CoNLL-U file; a sentence says what is wrong with it."
-    conllu = _conllu()
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no file {path}: give a .conllu file.")
-    try:
-        with open(path, encoding="utf8") as file:
-            rows = [_column(s, column, path) for s in conllu.parse_incr(file)]
-    except (conllu.exceptions.ParseException, UnicodeDecodeError) as problem:
-        raise ValueError(f"{path} is not CoNLL-U ({problem}): each line has ten "
-                         "columns, tab between them.") from None
-    if not rows: raise ValueError(f"{path} holds no sentence: give a .conllu file.")
-    words, tags = zip(*rows)
-    return TaggedText(list(words), list(tags))
 
 # %% ../nbs/17_probing.ipynb #855bddd4
 @dataclass(frozen=True)
@@ -362,42 +321,6 @@ def probe_tags(
         tags=names, best=best, by_tag=_by_tag(right[:, :, 0], wanted, names),
         confusion=_confusion(told[:, best], wanted, len(names)))
 
-# %% ../nbs/17_probing.ipynb #860e42e8
-def layer_names(result: dict) -> list[str]:
-    "What the rows of a result are called."
-    count = len(result["trained"]) - 2
-    return ["embeddings", *(f"layer {k + 1}" for k in range(count)), "mix"]
-
-# %% ../nbs/17_probing.ipynb #debb0c79
-def probe_table(result: dict) -> str:
-    "The figures of `probe_tags` as lines of text, in per cent."
-    heads = "right", "95 % interval", "spread", "control", "selectivity", "untrained"
-    lines = [f"{'':12}" + "".join(f"{head:>15}" for head in heads)]
-    columns = (result[k] for k in ("trained", "trained_control", "untrained"))
-    for name, real, control, raw in zip(layer_names(result), *columns):
-        low, high = (f"{100 * end:.1f}" for end in real["interval"])
-        values = (real["spread"], control["accuracy"],
-                  real["accuracy"] - control["accuracy"], raw["accuracy"])
-        cells = [f"{100 * real['accuracy']:.2f}", f"{low} to {high}",
-                 *(f"{100 * value:.2f}" for value in values)]
-        lines.append(f"{name:12}" + "".join(f"{cell:>15}" for cell in cells))
-    n, known = result["words"], f"{100 * result['unknown_words']:.1f}"
-    lines.append(f"each word's commonest tag: {100 * result['majority']:.2f}; "
-                 f"{n[1]:,} words, {known} % of them never seen in {n[0]:,}")
-    return "\n".join(lines)
-
-# %% ../nbs/17_probing.ipynb #12a09393
-def draw_layers(result: dict):
-    "Accuracy by layer: real, control, untrained; the dictionary as a line."
-    from minibert.show import show_curves
-    kinds = {"part of speech": "trained", "the same, untrained": "untrained",
-             "control task": "trained_control"}
-    curves = {label: [row["accuracy"] for row in result[kind][:-1]]
-              for label, kind in kinds.items()}
-    base = {"each word's commonest tag": result["majority"]}
-    x = "layer (0: the embeddings)"
-    return show_curves(curves, x=x, y="words right", lines=base)
-
 # %% ../nbs/17_probing.ipynb #4012b34b
 def tag_gains(result: dict) -> dict[str, float]:  # most first
     "By how much each tag's accuracy at the best layer exceeds the embeddings'."
@@ -405,18 +328,6 @@ def tag_gains(result: dict) -> dict[str, float]:  # most first
     gains = {tag: part["accuracy"][best] - part["accuracy"][0]
              for tag, part in result["by_tag"].items()}
     return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
-
-# %% ../nbs/17_probing.ipynb #a5bdd952
-def draw_confusion(result: dict):
-    "The best layer's confusion matrix: each row a gold tag, in per cent of its words."
-    from minibert.show import show_matrix
-    table = np.array(result["confusion"], float)
-    kept = table.sum(1) > 0
-    shares = 100 * table[kept] / table[kept].sum(1, keepdims=True)
-    rows = [name for name, keep in zip(result["tags"], kept) if keep]
-    mistakes = shares * (np.array(rows)[:, None] != np.array(result["tags"]))
-    return show_matrix(shares, rows, result["tags"], high=max(mistakes.max(), 1),
-                       title="gold tag, down; answer, across; per cent", fmt=".0f")
 
 # %% ../nbs/17_probing.ipynb #8575c30e
 _PEOPLE = ("hero", "friend")
@@ -522,64 +433,3 @@ def probe_roles(
         result[f"{name}_balanced"] = rows[..., 1].T.tolist()
     return result | dict(questions=[len(part) for part in parts],
                          shortcuts=role_shortcuts(*parts))
-
-# %% ../nbs/17_probing.ipynb #6e9b70cd
-def read_treebank(folder: str | Path) -> tuple[TaggedText, TaggedText]:
-    "The train and dev files of a folder with CoNLL-U files, as EWT's; or a sentence."
-    found = []
-    for part in ("train", "dev"):
-        paths = sorted(Path(folder).glob(f"*{part}*.conllu"))
-        if len(paths) != 1:
-            raise FileNotFoundError(
-                f"{folder} has {len(paths)} files *{part}*.conllu: give a folder with "
-                "one for train and one for dev, as Universal Dependencies has them.")
-        found.append(read_conllu(paths[0]))
-    return tuple(found)
-
-# %% ../nbs/17_probing.ipynb #d8f3a346
-def _write(result: dict, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "probe.json", json.dumps(result, indent=1) + "\n")
-    for name, draw in (("layers", draw_layers), ("confusion", draw_confusion)):
-        draw(result).savefig(out / f"{name}.png")
-
-# %% ../nbs/17_probing.ipynb #b8be0f7f
-def role_table(result: dict) -> str:
-    "The figures of `probe_roles` as lines of text, in per cent."
-    count = len(result["trained"]) - 2
-    names = ["embeddings", *(f"layer {k + 1}" for k in range(count)), "mix"]
-    heads = "balanced", "all", "untrained, balanced"
-    lines = [f"{'hero or friend':16}" + "".join(f"{head:>20}" for head in heads)]
-    kinds = "trained_balanced", "trained", "untrained_balanced"
-    for name, *seeds in zip(names, *(result[kind] for kind in kinds)):
-        shares = (f"{100 * np.mean(row):>20.1f}" for row in seeds)
-        lines.append(f"{name:16}" + "".join(shares))
-    for clue, (plain, fair) in result["shortcuts"].items():
-        lines.append(f"{clue:16}{100 * fair:>20.1f}{100 * plain:>20.1f}")
-    return "\n".join(lines)
-
-# %% ../nbs/17_probing.ipynb #5f8b26cf
-def run_probe(
-    run: str | Path,  # a run's folder, or a model's name on the hub
-    dataset: str | Path | None = None,  # a folder of CoNLL-U files; None: the stories
-    out: str | Path | None = None,  # a folder for figures and pictures
-    seeds: int = 5,
-    fresh: int | None = None,  # seeds for the untrained encoder; None: as many
-    both: bool = False,  # the first and the last piece of each word, side by side
-    count: int = 2000,  # stories to learn from, where there is no treebank
-    **options,  # of `fit_probes`
-) -> dict:
-    "Probe a checkpoint for parts of speech, and on the stories for people's roles."
-    if seeds < 1 or count < 100:
-        raise ValueError(f"seeds is {seeds} and count {count}: give 1 and 100 or more.")
-    tokenizer = WordPieceTokenizer.from_pretrained(run)
-    parts = None if dataset else [stories(count), stories(count // 4, 0, "validation")]
-    texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
-    bert = load_encoder(run).float()
-    result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
-    print(probe_table(result))
-    if parts:
-        result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
-        print("\n" + role_table(result["roles"]))
-    if out: _write(result, Path(out))
-    return result

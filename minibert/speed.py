@@ -5,24 +5,13 @@
 # %% ../nbs/24_speed.ipynb #e8ca73fa
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import json
-import multiprocessing
 import os
-import platform
 import re
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from itertools import count, cycle
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # %% auto #0
-__all__ = ['GEMM', 'BATCHES', 'WARM_UP', 'CASES', 'synthetic_batch', 'useful_flops', 'PlainForm', 'fast_products', 'Peer',
-           'list_peers', 'take_turns', 'profile_loop', 'bench', 'bench_table', 'draw_bench']
+__all__ = ['WARM_UP', 'synthetic_batch', 'useful_flops', 'PlainForm', 'fast_products', 'profile_loop']
 
 # %% ../nbs/24_speed.ipynb #397e27f2
 import torch
@@ -31,14 +20,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .config import BertConfig
-from .core import fast_bfloat16, seeded, write_whole
-from .corpus import Corpus
-from .documents import load_documents
+from .core import seeded
 from .heads import BertForPreTraining, PreTrainingOutput
 from .masking import choose_tokens
-from .tokenizer import WordPieceTokenizer
-from .training import (
-    TrainingConfig, keep_freed_memory, make_optimizers, make_sampler, train_step)
 
 # %% ../nbs/24_speed.ipynb #b895b28c
 def synthetic_batch(
@@ -128,223 +112,6 @@ class fast_products(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return (_linear if func is F.linear else func)(*args, **kwargs or {})
 
-# %% ../nbs/24_speed.ipynb #61349f1c
-@dataclass(frozen=True)
-class Peer:
-    "One side of the comparison: whose loop it is, and which tricks it uses."
-
-    label: str
-    kind: str = "own"  # or "hf", "trainer", "gemm", "batches"
-    few_logits: bool = False
-    few_rows: bool = False
-    keep_memory: bool = False
-    fast_products: bool = False
-    dropout: float = 0.1
-    precision: str = "float32"
-    optimizer: str = "adamw"
-
-# %% ../nbs/24_speed.ipynb #cae06f45
-_TRICKS = (  # name, label, what changes from the row above
-    ("plain", "own, plain form", {}),
-    ("logits", "+ few logits", dict(few_logits=True)),
-    ("rows", "+ few rows", dict(few_rows=True)),
-    ("equal", "+ memory kept (equal work)", dict(keep_memory=True)),
-    ("dropout", "+ dropout 0", dict(dropout=0.0)),
-    ("bfloat16", "+ bfloat16", dict(precision="bfloat16")),
-    ("muon", "+ Muon (default)", dict(optimizer="muon")),
-)
-
-
-def list_peers() -> dict[str, Peer]:
-    "All peers by name: Hugging Face's two, ours trick by trick, the bare products."
-    peers, peer = {}, Peer("")
-    for name, label, changes in _TRICKS:
-        peer = peers[name] = replace(peer, label=label, **changes)
-    peers["onednn"] = replace(
-        peers["equal"], label="equal work with oneDNN", fast_products=True)
-    theirs = dict(hf=Peer("Hugging Face, loop", "hf"),
-                  trainer=Peer("Hugging Face, Trainer", "trainer"))
-    rates = {"gemm": Peer("PyTorch float32", "gemm"),
-             "gemm onednn": Peer("oneDNN float32", "gemm", fast_products=True),
-             "gemm bfloat16": Peer("bfloat16", "gemm", precision="bfloat16")}
-    return theirs | peers | rates | dict(batches=Peer("drawing a batch", "batches"))
-
-# %% ../nbs/24_speed.ipynb #7636bbbf
-def _own(peer: Peer, config: BertConfig, batches: list[dict]) -> Callable:
-    if peer.keep_memory: keep_freed_memory()
-    config = replace(config, hidden_dropout_prob=peer.dropout,
-                     attention_probs_dropout_prob=peer.dropout)
-    model = BertForPreTraining(config, seeded(0, 0, 2)).train()
-    if not peer.few_rows: model = PlainForm(model, peer.few_logits)
-    B, S = batches[0]["labels"].shape
-    training = TrainingConfig(batch_size=B, length=S, precision=peer.precision,
-                              optimizer=peer.optimizer)
-    optimizers = make_optimizers(model, training)
-
-    def loop(done):
-        with fast_products() if peer.fast_products else nullcontext():
-            for step, batch in enumerate(cycle(batches)):
-                train_step(model, optimizers, batch, step % training.steps, training)
-                if not done(): return
-    return loop
-
-# %% ../nbs/24_speed.ipynb #ca565965
-def _theirs(config: BertConfig):
-    hf = importlib.import_module("transformers")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return hf, hf.BertForPreTraining(hf.BertConfig(**asdict(config))).train()
-
-
-def _hf(peer: Peer, config: BertConfig, batches: list[dict]) -> Callable:
-    _, model = _theirs(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def loop(done):
-        for batch in cycle(batches):
-            model(**batch).loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            if not done(): return
-    return loop
-
-# %% ../nbs/24_speed.ipynb #de67e3b0
-def _trainer(peer: Peer, config: BertConfig, batches: list[dict]) -> Callable:
-    hf, model = _theirs(config)
-    rows = [dict(zip(batch, row)) for batch in batches for row in zip(*batch.values())]
-
-    def loop(done):
-        class Turns(hf.TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                if not done(): control.should_training_stop = True
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = hf.TrainingArguments(
-                folder, per_device_train_batch_size=len(batches[0]["labels"]),
-                max_steps=100_000, report_to=[], save_strategy="no", use_cpu=True,
-                disable_tqdm=True, logging_strategy="no")
-            turns = [Turns()]
-            hf.Trainer(model, arguments, train_dataset=rows, callbacks=turns).train()
-    return loop
-
-# %% ../nbs/24_speed.ipynb #66faa24f
-GEMM = 2048  # the side of the square matrices
-
-
-def _gemm(peer: Peer, config: BertConfig, batches: list[dict]) -> Callable:
-    x = torch.randn(2, GEMM, GEMM, generator=seeded(0))
-    a, b = x.to(getattr(torch, peer.precision))
-
-    def loop(done):
-        with torch.no_grad(), fast_products() if peer.fast_products else nullcontext():
-            F.linear(a, b)
-            while done(): F.linear(a, b)
-    return loop
-
-# %% ../nbs/24_speed.ipynb #670499aa
-def _batches(peer: Peer, config: BertConfig, batches: list[dict]) -> Callable:
-    documents = load_documents("stories", limit=4000)
-    B, S = batches[0]["labels"].shape
-    texts = (sentence for document in documents for sentence in document)
-    tokenizer = WordPieceTokenizer.train(texts, vocab_size=config.vocab_size)
-    corpus = Corpus.build(documents, tokenizer)
-    sampler = make_sampler(corpus, tokenizer, TrainingConfig(batch_size=B, length=S))
-
-    def loop(done):
-        for step in range(1_000_000):
-            sampler.batch(step, B)
-            if not done(): return
-    return loop
-
-# %% ../nbs/24_speed.ipynb #8fa29c3a
-BATCHES = 16  # then the same again
-
-_KINDS = dict(own=_own, hf=_hf, trainer=_trainer, gemm=_gemm, batches=_batches)
-
-
-def _peak() -> float:  # MiB
-    "The most memory that this process has had, as far as the system tells."
-    try: status = Path("/proc/self/status").read_text()
-    except OSError: return float("nan")
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
-
-# %% ../nbs/24_speed.ipynb #0983b04f
-def _work(pipe, peer: Peer, config: BertConfig, shape, threads: int) -> None:
-    def done() -> bool:
-        pipe.send(_peak())
-        return pipe.recv()
-    try:
-        torch.set_num_threads(threads)
-        batches = [synthetic_batch(config, seed, *shape) for seed in range(BATCHES)]
-        loop = _KINDS[peer.kind](peer, config, batches)
-        if done(): loop(done)
-    except (EOFError, KeyboardInterrupt): return
-    except Exception as problem: pipe.send(f"{type(problem).__name__}: {problem}")
-
-# %% ../nbs/24_speed.ipynb #53b7522c
-def _hear(name: str, pipe) -> float:
-    try: answer = pipe.recv()
-    except EOFError: answer = "its process ended"
-    if isinstance(answer, str):
-        raise RuntimeError(f"The peer {name!r} stopped: {answer}. Leave it out, or run "
-                           "it alone to see more.")
-    return answer
-
-
-def _context():
-    "Fresh processes; where the system can fork, from a server that has imported us."
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["minibert.speed"])
-    return context
-
-# %% ../nbs/24_speed.ipynb #f991531c
-@contextmanager
-def _workers(peers: dict, work: Callable, *settings) -> Iterator[dict]:
-    context, pipes, processes = _context(), {}, []
-    try:
-        for name, peer in peers.items():
-            pipes[name], theirs = context.Pipe()
-            arguments = theirs, peer, *settings
-            processes.append(context.Process(target=work, args=arguments, daemon=True))
-            processes[-1].start()
-            theirs.close()
-        for name, pipe in pipes.items(): _hear(name, pipe)
-        yield pipes
-    finally:
-        for pipe in pipes.values(): pipe.close()
-        for process in processes: process.join(5)
-        for process in processes: process.terminate()
-
-# %% ../nbs/24_speed.ipynb #fec20840
-WARM_UP = 2  # rounds that do not count
-
-
-def take_turns(
-    peers: dict[str, Peer],
-    config: BertConfig,
-    *,
-    rounds: int = 15,  # at most; the warm-up not counted
-    seconds: float = 60.0,  # in all, starting included; three rounds are made anyway
-    shape: tuple[int, int] = (32, 128),  # B, S
-    threads: int = 1,  # in each process
-    work: Callable = _work,  # what each process runs
-) -> tuple[dict[str, list[float]], dict[str, float]]:  # seconds by round, peak MiB
-    "Let each peer take a step in turn, each in a process of its own, on equal batches."
-    until, order = time.monotonic() + seconds, list(peers)
-    times, peaks = {name: [] for name in peers}, {}
-    with _workers(peers, work, config, shape, threads) as pipes:
-        for turn in range(WARM_UP + rounds):
-            if turn >= WARM_UP + 3 and time.monotonic() > until: break
-            k = turn % len(order)
-            for name in order[k:] + order[:k]:
-                start = time.perf_counter()
-                pipes[name].send(True)
-                peaks[name] = _hear(name, pipes[name])
-                times[name].append(time.perf_counter() - start)
-    return {name: values[WARM_UP:] for name, values in times.items()}, peaks
-
 # %% ../nbs/24_speed.ipynb #573da135
 _CPU = torch.profiler.ProfilerActivity.CPU
 _DRAWERS = (
@@ -382,169 +149,19 @@ def _quiet() -> Iterator[None]:
         for number in (kept, nowhere): os.close(number)
 
 # %% ../nbs/24_speed.ipynb #c74aa623
+WARM_UP = 2  # steps that do not count
+
+
 def profile_loop(
-    loop: Callable,  # calls the function that it is given after each step
+    steps: Iterator,  # each `next` takes a step
     repeats: int = 5,
 ) -> dict[str, float]:  # ms of a step by part, the largest first
     "Where a step's time goes, by PyTorch's profiler: each operation's own time."
-    seen, turn = torch.profiler.profile(activities=[_CPU]), count(1)
-
-    def done() -> bool:
-        n = next(turn)
-        with _quiet():
-            if n == WARM_UP: seen.start()
-            if n == WARM_UP + repeats: seen.stop()
-        return n < WARM_UP + repeats
-
-    loop(done)
+    for _ in range(WARM_UP): next(steps)
+    with _quiet(), torch.profiler.profile(activities=[_CPU]) as seen:
+        for _ in range(repeats): next(steps)
     parts = {}
     for event in seen.events():
         part, spent = _drawer(event), event.self_cpu_time_total / 1000 / repeats
         parts[part] = parts.get(part, 0.0) + spent
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
-
-# %% ../nbs/24_speed.ipynb #1d53813e
-CASES = (("tiny", 30522), ("tiny", 8192), ("mini", 8192), ("small", 8192))
-_SMALL = ("equal", "dropout", "onednn", "gemm", "gemm onednn")  # the share of the peak
-
-
-def _available(size: str) -> dict[str, Peer]:
-    "The peers that this machine can run at a size, the default in its own precision."
-    peers, there = list_peers(), importlib.util.find_spec
-    if size == "small": peers = {name: peers[name] for name in _SMALL}
-    if not fast_bfloat16():
-        if "muon" in peers: peers["muon"] = replace(peers["muon"], precision="float32")
-        peers = {name: p for name, p in peers.items() if p.precision == "float32"}
-    fits = dict(hf=there("transformers"))
-    fits["trainer"] = fits["hf"] and there("accelerate")
-    return {name: peer for name, peer in peers.items() if fits.get(peer.kind, True)}
-
-# %% ../nbs/24_speed.ipynb #46a24ef5
-def _quartiles(values: list[float]) -> list[float]:
-    return torch.tensor(values).quantile(torch.tensor([0.25, 0.5, 0.75])).tolist()
-
-
-def _summary(name: str, peers: dict, times: dict, peaks: dict, flops: int) -> dict:
-    "What is kept of one peer: quartiles, ratios, rate, memory."
-    peer, low, middle, high = peers[name], *_quartiles(times[name])
-    line = asdict(peer) | dict(
-        median_ms=1e3 * middle, quartiles_ms=[1e3 * low, 1e3 * high],
-        peak_mib=peaks[name], rounds=len(times[name]))
-    work = dict(gemm=2 * GEMM**3, batches=0).get(peer.kind, flops)
-    line["gflops"] = work / middle / 1e9
-    for other in ("hf", "trainer", "gemm", "gemm onednn"):
-        if other in times and peer.kind not in ("gemm", "batches"):
-            ratios = [a / b for a, b in zip(times[other], times[name])]
-            if other.startswith("gemm"):
-                ratios = [flops / (2 * GEMM**3) * ratio for ratio in ratios]
-            line[f"to {other}"] = _quartiles(ratios)
-    return line
-
-# %% ../nbs/24_speed.ipynb #e8eac2e8
-def _profiles(peers: dict, config: BertConfig, shape, threads: int) -> dict:
-    "The profile of equal work and of the default recipe, each in its own process."
-    found = {}
-    for name in ("equal", "muon"):
-        if name not in peers: continue
-        with _workers({name: peers[name]}, _profile, config, shape, threads) as pipes:
-            found[name] = _hear(name, pipes[name])
-    return found
-
-
-def _profile(pipe, peer: Peer, config: BertConfig, shape, threads: int) -> None:
-    torch.set_num_threads(threads)
-    batches = [synthetic_batch(config, seed, *shape) for seed in range(BATCHES)]
-    pipe.send(_peak())
-    pipe.send(profile_loop(_own(peer, config, batches)))
-
-# %% ../nbs/24_speed.ipynb #c87483da
-def bench(
-    cases: tuple[tuple[str, int], ...] = CASES,  # (size, V)
-    *,
-    rounds: int = 15,  # at most, for each case
-    minutes: float = 6.5,  # about so long in all; three rounds are made in any case
-    batch_size: int = 32,  # B
-    length: int = 128,  # S
-    threads: int | None = None,  # in each process; all processors where not given
-    out: str | Path | None = None,  # the JSON file; a picture goes beside it
-) -> dict:  # "machine", "settings", "cases"
-    "Time training steps of minibert and of Hugging Face, in turn, on equal batches."
-    if rounds < 1: raise ValueError(f"rounds is {rounds}: give 1 or more.")
-    threads, shape = threads or _processors(), (batch_size, length)
-    until, found = time.monotonic() + 60 * minutes, []
-    for k, (size, V) in enumerate(cases):
-        seconds = (until - time.monotonic()) / (len(cases) - k)
-        found.append(_measure(size, V, rounds, seconds, shape, threads))
-    settings = dict(batch_size=batch_size, length=length, threads=threads,
-                    transformers=importlib.util.find_spec("transformers") is not None)
-    result = dict(machine=_machine(), settings=settings, cases=found)
-    if out is not None:
-        write_whole(out, json.dumps(result, indent=1) + "\n")
-        draw_bench(result).savefig(Path(out).with_suffix(".png"))
-    return result
-
-# %% ../nbs/24_speed.ipynb #49824973
-def _measure(size: str, V: int, rounds: int, seconds: float, shape, threads) -> dict:
-    "One case of `bench`."
-    config, peers = BertConfig.preset(size, vocab_size=V), _available(size)
-    began = time.monotonic()
-    profile = _profiles(peers, config, shape, threads) if size != "small" else {}
-    seconds -= time.monotonic() - began
-    times, peaks = take_turns(peers, config, rounds=rounds, seconds=seconds,
-                              shape=shape, threads=threads)
-    batches = [synthetic_batch(config, seed, *shape) for seed in range(BATCHES)]
-    flops = sum(useful_flops(config, b)["total"] for b in batches) // len(batches)
-    lines = {name: _summary(name, peers, times, peaks, flops) for name in peers}
-    return dict(size=size, vocab_size=V, flops=flops, peers=lines, profile=profile)
-
-
-def _processors() -> int:
-    try: return len(os.sched_getaffinity(0))
-    except AttributeError: return os.cpu_count() or 1
-
-
-def _machine() -> dict:
-    able = getattr(torch.cpu, "get_capabilities", dict)()
-    return dict(system=platform.system(), machine=platform.machine(),
-                torch=torch.__version__, processors=_processors(),
-                instructions=sorted(name for name, has in able.items() if has is True),
-                fast_bfloat16=fast_bfloat16())
-
-# %% ../nbs/24_speed.ipynb #143cecfd
-def bench_table(result: dict) -> str:
-    "The result of `bench` as lines of text: ms, quartiles, ratios, share, memory."
-    row, lines = "{:28}{:>8}{:>14}{:>8}{:>9}{:>7}{:>8}".format, []
-    for case in result["cases"]:
-        lines += [f"{case['size']}, V = {case['vocab_size']:,}: a step's useful "
-                  f"arithmetic is {case['flops'] / 1e9:.1f} GFLOP", row(
-                      "", "ms", "quartiles", "HF", "Trainer", "GEMM", "MiB")]
-        for peer in case["peers"].values():
-            low, high = peer["quartiles_ms"]
-            to = [f"{peer[key][1]:.{digits}}" if key in peer else "" for key, digits in
-                  (("to hf", "2f"), ("to trainer", "2f"), ("to gemm", "0%"))]
-            spread = f"{low:.1f}-{high:.1f}"
-            lines.append(row(peer["label"], f"{peer['median_ms']:.1f}", spread, *to,
-                             f"{peer['peak_mib']:.0f}"))
-        lines.append("")
-    if not result["settings"]["transformers"]:
-        lines.append("Hugging Face's rows are missing: pip install transformers.")
-    return "\n".join(lines + [
-        "HF, Trainer: how many times as fast as Hugging Face's loop and its Trainer;",
-        "GEMM: the share of one large float32 product's rate; MiB: peak memory."])
-
-# %% ../nbs/24_speed.ipynb #e8c8ca19
-def draw_bench(result: dict):
-    "A picture of `bench`: how many times as fast as Hugging Face's loop each peer is."
-    from minibert.show import show_matrix
-    theirs = any("hf" in case["peers"] for case in result["cases"])
-    base = "hf" if theirs else "plain"
-    cases = [case["peers"] for case in result["cases"] if base in case["peers"]]
-    names = [name for name, peer in cases[0].items()
-             if peer["kind"] in ("trainer", "own") and name != base]
-    table = torch.tensor([[peers[base]["median_ms"] / peers[name]["median_ms"]
-                           for peers in cases] for name in names])
-    return show_matrix(
-        table, [cases[0][name]["label"] for name in names],
-        [f"{case['size']}, {case['vocab_size']:,}" for case in result["cases"]
-         if base in case["peers"]],
-        f"times as fast as {cases[0][base]['label']}", 0, float(table.max()), ".2f")

@@ -8,168 +8,22 @@ from __future__ import annotations
 import heapq
 import json
 import re
-import string
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from collections.abc import Iterable
+from functools import partial
 from hashlib import sha256
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 
-from .core import write_whole
+from .text import (
+    LONGEST_WORD, SPECIALS, Cache, Cleaner, align, check_text, split_specials)
+from .tokenizer_files import read_tokenizer, read_vocab, write_tokenizer
 
 # %% auto #0
-__all__ = ['LONGEST_WORD', 'SPECIALS', 'Cache', 'Cleaner', 'align', 'match_pieces', 'count_words', 'first_pieces', 'learn_pieces',
-           'Vocabulary', 'WordPieces', 'place_pieces', 'lay_out', 'fit_lengths', 'pad_rows', 'BertInputs',
-           'WordPieceTokenizer']
-
-# %% ../nbs/04_tokenizer.ipynb #4a8808a8
-def _ranges(text):  # "a-c f" -> (10, 12), (15, 15)
-    ends = (part.split("-") for part in text.split())
-    return [(int(end[0], 16), int(end[-1], 16)) for end in ends]
-
-
-_YOUNG = _ranges(  # marks, punctuation and controls that came after Unicode 8
-    "5c8-5c9 61d 7fd 890-8e2 9fd-9fe a76 afa-aff b53-b55 c04-c3c c77 c84 d00 d3b-d3c "
-    "d81 eba ece 1715 180f-1886 1abf-1af0 1b4e-1b4f 1b7d-1b7f 1df6-1dfb 2e43-2e63 a82c "
-    "a8c5 a8ff a9bd 105c9-105e4 10d24-10f89 11070-11074 110c2-110cd 111cf 1123e-11241 "
-    "1133b 11383-1145e 11660-1166c 116b9 1182f-11fff 12ff1-1612f 16d68-16f4f "
-    "16fe2-16ff1 1cf00-1d128 1d25b-1d25c 1e000-1e6f5 1e944-1e95f"
-)
-_NINE = _ranges("8d4-8e1 1dfb 11442-11446 11c3f 1e000-1e02a 1e944-1e94a")
-_CHANGED = {"\u166d": "Po", "\u1734": "Mn", "\U000111c9": "Po", "\U0001171e": "Mn"}
-_LOWER = {  # lower case of letters that came after Unicode 13, as far as Unicode 17
-    code: code + step
-    for step, ranges in (
-        (1, "1c89 a7c0 a7cc a7ce a7d0 a7d2 a7d4 a7d6 a7d8 a7da"), (48, "2c2f"),
-        (-42343, "a7cb"), (-42561, "a7dc"), (32, "10d50-10d65"), (27, "16ea0-16eb8"),
-        (39, "10570-1057a 1057c-1058a 1058c-10592 10594-10595"))
-    for first, last in _ranges(ranges) for code in range(first, last + 1)}
-
-# %% ../nbs/04_tokenizer.ipynb #c178e9a2
-def _within(char, ranges): return any(a <= ord(char) <= b for a, b in ranges)
-
-
-def _category(char):
-    if char in _CHANGED: return _CHANGED[char]
-    return "Lo" if _within(char, _YOUNG) else unicodedata.category(char)
-
-
-@lru_cache(1 << 14)
-def _decomposed(char):
-    return char if _within(char, _YOUNG) else unicodedata.normalize("NFD", char)
-
-
-def _combining(char):
-    if _within(char, _YOUNG) and not _within(char, _NINE): return 0
-    return unicodedata.combining(char)
-
-# %% ../nbs/04_tokenizer.ipynb #45de58ae
-_CHINESE = _ranges(
-    "4e00-9fff 3400-4dbf 20000-2a6df 2a700-2b73f 2b740-2b81f 2b920-2ceaf f900-faff "
-    "2f800-2fa1f")
-
-
-@lru_cache(1 << 14)
-def _tidied(char, chinese):
-    "First step for a character: controls out, blanks to a space, ideographs apart."
-    category = _category(char)
-    if char in "\t\n\r" or category[0] == "Z": return " "
-    if char == "\ufffd" or category in ("Cc", "Cf", "Co"): return ""
-    return f" {char} " if chinese and _within(char, _CHINESE) else char
-
-
-@lru_cache(1 << 14)
-def _finished(char, lowercase, strip_accents):
-    "Last step, after decomposition: accents out, lower case, punctuation apart."
-    if strip_accents and _category(char) == "Mn": return ""
-    if lowercase: char = char.translate(_LOWER).lower()
-    apart = char in string.punctuation or _category(char[0])[0] == "P"
-    return f" {char} " if apart else char
-
-# %% ../nbs/04_tokenizer.ipynb #fc0e6e97
-class Cache(dict):
-    "A dictionary that fills itself by `make(key)`, and starts afresh when it is full."
-
-    def __init__(
-        self,
-        make: Callable,  # key -> value
-        limit: int,  # keys kept at most
-        longest: int | None = None,  # longer keys are made but not kept
-    ):
-        super().__init__()
-        self.make, self.limit, self.longest = make, limit, longest
-
-    def __missing__(self, key):
-        value = self.make(key)
-        if self.limit and (self.longest is None or len(key) <= self.longest):
-            if len(self) >= self.limit: self.clear()
-            self[key] = value
-        return value
-
-# %% ../nbs/04_tokenizer.ipynb #48810de7
-_REORDERED = re.compile(  # the marks that survive and have a place in Unicode's order
-    "[\u08d4-\u08e1\u1b44-\u1bf3\u1dfb\u302e\u302f\ua953\ua9c0\U000111c0-\U0001e94a]")
-
-
-def _canonical(parts):  # (char, ...) -> the same, each base's marks sorted by class
-    classes = [_combining(part[0]) for part in parts]
-    bases = list(accumulate(not each for each in classes))
-    order = sorted(range(len(parts)), key=lambda k: (bases[k], classes[k]))
-    return [parts[k] for k in order]
-
-# %% ../nbs/04_tokenizer.ipynb #a04e63dd
-class Cleaner:
-    "BERT's cleaning: from text to clean words with blanks between."
-
-    def __init__(
-        self,
-        lowercase: bool = True,
-        strip_accents: bool | None = None,  # None: as `lowercase`
-        chinese: bool = True,  # set each CJK ideograph apart
-    ):
-        self.options = dict(handle_chinese_chars=chinese, strip_accents=strip_accents,
-                            lowercase=lowercase)
-        self.lowercase, self.chinese = lowercase, chinese
-        self.strip_accents = lowercase if strip_accents is None else strip_accents
-        self.table = Cache(self._become, limit=1 << 16)
-
-    def __call__(self, text: str) -> str:
-        "The cleaned text: blanks around every punctuation mark, words between blanks."
-        if self.strip_accents and not text.isascii() and _REORDERED.search(text):
-            return align(text, self)[0]
-        return text.translate(self.table)
-
-    def open(self, char): return _tidied(char, self.chinese)
-
-    def split(self, char): return _decomposed(char) if self.strip_accents else char
-
-    def close(self, char): return _finished(char, self.lowercase, self.strip_accents)
-
-    def _become(self, code):
-        parts = chain.from_iterable(map(self.split, self.open(chr(code))))
-        return "".join(map(self.close, parts))
-
-# %% ../nbs/04_tokenizer.ipynb #b8418253
-def align(
-    text: str,
-    clean: Cleaner,
-) -> tuple[str, list[int]]:  # the clean text; the place in `text` of each character
-    "Clean `text` one character at a time, and say where each came from."
-    opened = [(c, i) for i, char in enumerate(text) for c in clean.open(char)]
-    parts = [(d, k == 0) for c, _ in opened for k, d in enumerate(clean.split(c))]
-    if clean.strip_accents and _REORDERED.search(text): parts = _canonical(parts)
-    origin, place, pairs = (i for _, i in opened), 0, []
-    for char, first in parts:
-        if first: place = next(origin)
-        pairs += [(c, place) for c in clean.close(char)]
-    return "".join(c for c, _ in pairs), [i for _, i in pairs]
+__all__ = ['match_pieces', 'count_words', 'first_pieces', 'learn_pieces', 'number_pieces', 'join_pieces', 'lay_out',
+           'fit_lengths', 'pad_rows', 'WordPieceTokenizer', 'place_pieces']
 
 # %% ../nbs/04_tokenizer.ipynb #24433e31
-LONGEST_WORD = 100  # characters; a longer word is [UNK], as in Hugging Face's BERT
-
-
 def match_pieces(
     word: str,
     heads: dict[str, int],  # pieces that begin a word
@@ -187,20 +41,6 @@ def match_pieces(
         start, pieces = end, tails
     return found
 
-# %% ../nbs/04_tokenizer.ipynb #6f473f7f
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _check_text(text: str) -> str:
-    "Refuse what is not a str, and a str that UTF-8 cannot hold."
-    if not isinstance(text, str):
-        raise TypeError(f"A tokenizer reads str, and was given {type(text).__name__}.")
-    if not text.isascii() and (bad := _SURROGATE.search(text)):
-        raise ValueError(
-            f"The text has an unpaired surrogate, U+{ord(bad[0]):04X}, "
-            "which no UTF-8 file can hold: decode the bytes with errors=\"replace\".")
-    return text
-
 # %% ../nbs/04_tokenizer.ipynb #1fd7c819
 def count_words(
     texts: Iterable[str],
@@ -211,15 +51,11 @@ def count_words(
         raise TypeError("texts is one str: give a list of texts, or an iterable.")
     chunks, words = Counter(), Counter()
     for text in texts:
-        chunks.update(_check_text(text).replace("\n", " ").split(" "))
+        chunks.update(check_text(text).replace("\n", " ").split(" "))
     for chunk, count in chunks.items():
         for word in clean(chunk).split(): words[word] += count
     if not words: raise ValueError("The texts hold no word: give some text to count.")
     return words
-
-# %% ../nbs/04_tokenizer.ipynb #e10a89d1
-SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_SPECIAL = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
 
 # %% ../nbs/04_tokenizer.ipynb #beeb7cee
 def first_pieces(
@@ -298,60 +134,25 @@ def learn_pieces(
     return pieces
 
 # %% ../nbs/04_tokenizer.ipynb #b8b3d26e
-class Vocabulary:
-    "Pieces and their ids, the five specials among them."
-
-    clean_up_tokenization_spaces = False  # what `decode` does unless asked
-
-    def __init__(self, vocab: dict[str, int] | list[str]):  # {piece: id}, or in order
-        listed = () if isinstance(vocab, dict) else vocab
-        named = {p: k for k, p in enumerate(listed)} or vocab
-        self.vocab = dict(sorted(named.items(), key=lambda pair: pair[1]))
-        self.pieces = list(self.vocab)
-        _check_vocab(self.vocab, len(vocab))
-        self.continues = [piece.startswith("##") for piece in self.pieces]
-        self.special_ids = [self.vocab[name] for name in SPECIALS]
-        (self.pad_id, self.unk_id, self.cls_id, self.sep_id,
-         self.mask_id) = self.special_ids
-
-    @property
-    def vocab_size(self) -> int:
-        "V, the number of pieces."
-        return len(self.pieces)
-
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True,
-               clean_up_tokenization_spaces: bool | None = None) -> str:  # None: own
-        "The text of `ids`: a word's pieces joined, no space before a . , ! or ?"
-        ids = _check_ids(ids, self.vocab_size)
-        hidden = set(self.special_ids) if skip_special_tokens else ()
-        pieces = [self.pieces[k] for k in ids if k not in hidden]
-        text = "".join(p[2:] if k and p.startswith("##") else _close(" " * (k > 0) + p)
-                       for k, p in enumerate(pieces))
-        more = clean_up_tokenization_spaces
-        if more is None: more = self.clean_up_tokenization_spaces
-        return _close(text) if more else text
+def number_pieces(
+    vocab: dict[str, int] | list[str],  # {piece: id}, or the pieces in order
+) -> dict[str, int]:  # in the order of the ids
+    "Pieces and their ids, the five specials among them; ValueError if they are not."
+    named = vocab if isinstance(vocab, dict) else {p: k for k, p in enumerate(vocab)}
+    named = dict(sorted(named.items(), key=lambda pair: pair[1]))
+    n = len(vocab)
+    if len(named) < n:
+        raise ValueError(f"{n - len(named)} pieces stand twice in the vocabulary: "
+                         "keep one of each.")
+    if missing := [name for name in SPECIALS if name not in named]:
+        raise ValueError(f"The vocabulary of {n} pieces lacks {', '.join(missing)}: "
+                         "BERT needs all five specials.")
+    if list(named.values()) != list(range(n)):
+        raise ValueError(f"The ids of {n} pieces must be 0 to {n - 1}, each once: "
+                         "number the pieces anew.")
+    return named
 
 # %% ../nbs/04_tokenizer.ipynb #6fd42588
-def _check_vocab(vocab, given):  # {piece: id}, and how many pieces were given
-    if len(vocab) < given:
-        raise ValueError(f"{given - len(vocab)} pieces stand twice in the vocabulary: "
-                         "keep one of each.")
-    if missing := [name for name in SPECIALS if name not in vocab]:
-        raise ValueError(f"The vocabulary of {len(vocab)} pieces lacks "
-                         f"{', '.join(missing)}: BERT needs all five specials.")
-    if list(vocab.values()) != list(range(len(vocab))):
-        raise ValueError(f"The ids of {given} pieces must be 0 to {given - 1}, each "
-                         "once: number the pieces anew.")
-
-
-def _check_ids(ids, size):
-    ids = list(map(int, ids))
-    if ids and not 0 <= min(ids) <= max(ids) < size:
-        raise ValueError(f"The ids {min(ids)} to {max(ids)} are not all in 0 to "
-                         f"{size - 1}: decode with the tokenizer that encoded.")
-    return ids
-
-
 _OPEN = " .| ?| !| ,| ' | n't| 'm| 's| 've| 're".split("|")
 
 
@@ -359,74 +160,15 @@ def _close(text):  # Hugging Face's clean-up of spaces, in its order
     for mark in _OPEN: text = text.replace(mark, mark.strip())
     return text
 
-# %% ../nbs/04_tokenizer.ipynb #aa84ed38
-class WordPieces(Vocabulary):
-    "A vocabulary that reads text: cleaned, split, matched, remembered."
 
-    def __init__(self, vocab: dict[str, int] | list[str], clean: Cleaner,
-                 cache_size: int = 1 << 16):  # chunks whose ids are remembered
-        super().__init__(vocab)
-        self.clean = clean
-        self.tails = {p[2:]: k for p, k in self.vocab.items() if self.continues[k]}
-        self.longest = max(map(len, self.pieces))
-        self.cache = Cache(partial(_read_chunk, self), cache_size, longest=64)
-
-    @property
-    def fingerprint(self) -> str:
-        "A hash of all that decides about ids: with equal ones, every text has the same."
-        rules = [self.clean.lowercase, self.clean.strip_accents, self.clean.chinese]
-        parts = [self.pieces, rules, SPECIALS, LONGEST_WORD]
-        return sha256(json.dumps(parts).encode()).hexdigest()
-
-    def match(self, word: str) -> list[int]:
-        "The ids of one clean word; [UNK] where a piece is missing."
-        found = match_pieces(word, self.vocab, self.tails, self.longest)
-        return [self.unk_id] if found is None else found
-
-    def ids(self, text: str) -> list[int]:
-        "The ids of `text` alone, without [CLS] and [SEP]: the fast way for corpora."
-        if not isinstance(text, str): _check_text(text)
-        chunks = text.replace("\n", " ").split(" ")
-        return list(chain.from_iterable(map(self.cache.__getitem__, chunks)))
-
-    def tokenize(self, text: str) -> list[str]:
-        "The pieces of `text`."
-        return [self.pieces[k] for k in self.ids(text)]
-
-# %% ../nbs/04_tokenizer.ipynb #25a87793
-def _read_chunk(words, chunk):
-    if chunk.isascii() and chunk.isalnum():
-        return tuple(words.match(chunk.lower() if words.clean.lowercase else chunk))
-    found = []
-    for k, part in enumerate(_SPECIAL.split(_check_text(chunk))):
-        if k % 2: found.append(words.vocab[part])
-        else:
-            for word in words.clean(part).split(): found += words.match(word)
-    return tuple(found)
-
-# %% ../nbs/04_tokenizer.ipynb #bc3a25a0
-def place_pieces(
-    text: str,
-    words: WordPieces,
-) -> list[tuple[int, tuple[int, int]]]:  # (id, (start, end)), ...
-    "The ids of `text` and where in it each piece stands; slower than `ids`, and equal."
-    found, before = [], 0
-    for k, part in enumerate(_SPECIAL.split(_check_text(text))):
-        if k % 2: found.append((words.vocab[part], (before, before + len(part))))
-        else: found += _placed(part, before, words)
-        before += len(part)
-    return found
-
-
-def _placed(part, before, words):
-    cleaned, places = align(part, words.clean)
-    for word in re.finditer("[^ ]+", cleaned):
-        start, ids = word.start(), words.match(word[0])
-        for k in ids:
-            long = len(words.pieces[k]) - 2 * (start > word.start())
-            end = word.end() if ids == [words.unk_id] else start + long
-            yield k, (before + places[start], before + places[end - 1] + 1)
-            start = end
+def join_pieces(
+    pieces: Iterable[str],
+    clean_up: bool = False,  # close up apostrophes too
+) -> str:
+    "The text of pieces: those with ## joined, no space before a . , ! or ?"
+    text = "".join(p[2:] if k and p.startswith("##") else _close(" " * (k > 0) + p)
+                   for k, p in enumerate(pieces))
+    return _close(text) if clean_up else text
 
 # %% ../nbs/04_tokenizer.ipynb #d779950b
 def lay_out(parts: list[list], cls, sep) -> list:
@@ -487,24 +229,38 @@ def pad_rows(
     return [{name: column + [filler[name]] * (length - len(column))
              for name, column in row.items()} for row in rows]
 
+# %% ../nbs/04_tokenizer.ipynb #25a87793
+def _read_chunk(tokenizer: WordPieceTokenizer, chunk: str) -> tuple[int, ...]:
+    "The ids of what stands between two spaces."
+    if chunk.isascii() and chunk.isalnum():  # nothing to clean but its case
+        word = chunk.lower() if tokenizer.clean.lowercase else chunk
+        return tuple(tokenizer.match(word))
+    found = []
+    for k, part in enumerate(split_specials(chunk)):
+        if k % 2: found.append(tokenizer.vocab[part])
+        else:
+            for word in tokenizer.clean(part).split(): found += tokenizer.match(word)
+    return tuple(found)
+
 # %% ../nbs/04_tokenizer.ipynb #c6bda24e
 def _encode(
-    words: WordPieces,
+    tokenizer: WordPieceTokenizer,
     texts: list[str],  # one, or a pair
     max_length: int,
     truncation: str | bool = "longest_first",
     return_offsets: bool = False,
 ) -> dict[str, list]:  # rows of S values
     "One BERT input: ids, segments, mask, on request each token's place in its text."
-    parts = [words.ids(text) for text in texts]
+    parts = [tokenizer.ids(text) for text in texts]
     keep = _keep_lengths(parts, max_length, truncation)
     parts = [part[:n] for part, n in zip(parts, keep)]
-    ids = lay_out(parts, words.cls_id, words.sep_id)
+    ids = lay_out(parts, tokenizer.cls_id, tokenizer.sep_id)
     second = len(ids) - len(parts[0]) - 2
     rows = dict(input_ids=ids, token_type_ids=[0] * (len(ids) - second) + [1] * second,
                 attention_mask=[1] * len(ids))
     if return_offsets:
-        places = [[place for _, place in place_pieces(text, words)] for text in texts]
+        places = [[place for _, place in place_pieces(text, tokenizer)]
+                  for text in texts]
         places = [part[:n] for part, n in zip(places, keep)]
         rows["offset_mapping"] = lay_out(places, (0, 0), (0, 0))
     return rows
@@ -536,8 +292,25 @@ def _check_batch(batch) -> list[list[str]]:
                          f"{len(items)} items were given, of other sizes or none.")
     return items
 
+
+def _check_item(text, pair):
+    "A text or a pair of texts as one item of a batch; TypeError for a list."
+    if isinstance(text, (list, tuple)):
+        raise TypeError(f"encode reads one text, and was given a "
+                        f"{type(text).__name__}: give encode_batch a list of texts.")
+    return text if pair is None else (text, pair)
+
+
+def _check_ids(ids, size) -> list[int]:
+    ids = list(map(int, ids))
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        raise ValueError(f"The ids {min(ids)} to {max(ids)} are not all in 0 to "
+                         f"{size - 1}: decode with the tokenizer that encoded.")
+    return ids
+
 # %% ../nbs/04_tokenizer.ipynb #f1a9e0c4
-def _pad(rows, padding, pad_id, most):  # the rows, padded as `padding` says
+def _pad(rows: list[dict], padding: str | bool, pad_id: int, most: int) -> list[dict]:
+    "The rows, padded as `padding` says."
     if padding in (False, "do_not_pad"): return rows
     if padding in (True, "longest"): return pad_rows(rows, pad_id)
     if padding == "max_length": return pad_rows(rows, pad_id, most)
@@ -545,17 +318,73 @@ def _pad(rows, padding, pad_id, most):  # the rows, padded as `padding` says
                      "max_length or do_not_pad (or False).")
 
 # %% ../nbs/04_tokenizer.ipynb #bf0cb191
-class BertInputs(WordPieces):
-    "Texts and pairs as BERT reads them, in Hugging Face's names."
+class WordPieceTokenizer:
+    "BERT's tokenizer, learned or loaded: equal to Hugging Face's on every string."
 
-    max_length = 512  # tokens in an encoding, unless asked otherwise
+    def __init__(self, vocab: dict[str, int] | list[str], *,  # {piece: id}, or in order
+                 lowercase: bool = True, strip_accents: bool | None = None,
+                 tokenize_chinese_chars: bool = True,
+                 clean_up_tokenization_spaces: bool = False,  # in `decode`
+                 max_length: int = 512, cache_size: int = 1 << 16):
+        self.vocab, self.max_length = number_pieces(vocab), max_length
+        self.pieces, self.vocab_size = list(self.vocab), len(self.vocab)
+        self.special_ids = [self.vocab[name] for name in SPECIALS]
+        (self.pad_id, self.unk_id, self.cls_id, self.sep_id,
+         self.mask_id) = self.special_ids
+        self.clean = Cleaner(lowercase, strip_accents, tokenize_chinese_chars)
+        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
+        self.continues = [piece.startswith("##") for piece in self.pieces]
+        self.tails = {p[2:]: k for p, k in self.vocab.items() if self.continues[k]}
+        self.longest = max(map(len, self.pieces))
+        self.cache = Cache(partial(_read_chunk, self), cache_size, longest=64)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int = 8192, *,
+              min_frequency: int = 2, limit_alphabet: int = 1000, **options):
+        "Learn `vocab_size` pieces from texts; `options` as for the class."
+        words = count_words(texts, cls(list(SPECIALS), **options).clean)
+        alphabet = first_pieces(words, limit_alphabet)
+        return cls(learn_pieces(words, vocab_size, min_frequency, alphabet), **options)
+
+    @classmethod
+    def from_vocab(cls, path: str | Path, **options):
+        "Read a `vocab.txt`, one piece a line; `options` as for the class."
+        return cls(read_vocab(path), **options)
+
+    @classmethod
+    def from_pretrained(cls, name_or_folder: str | Path, **hub):
+        "Read a folder, or from the hub: revision, cache_dir, local_files_only."
+        return cls(**read_tokenizer(name_or_folder, **hub))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        "Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`."
+        write_tokenizer(self, folder)
+
+    @property
+    def fingerprint(self) -> str:
+        "A hash of all that decides about ids: equal ones read every text alike."
+        rules = [self.clean.lowercase, self.clean.strip_accents, self.clean.chinese]
+        parts = [self.pieces, rules, SPECIALS, LONGEST_WORD]
+        return sha256(json.dumps(parts).encode()).hexdigest()
+
+    def match(self, word: str) -> list[int]:
+        "The ids of one clean word; [UNK] where a piece is missing."
+        found = match_pieces(word, self.vocab, self.tails, self.longest)
+        return [self.unk_id] if found is None else found
+
+    def ids(self, text: str) -> list[int]:
+        "The ids of `text` alone, without [CLS] and [SEP]: the fast way for corpora."
+        if not isinstance(text, str): check_text(text)
+        chunks = text.replace("\n", " ").split(" ")
+        return list(chain.from_iterable(map(self.cache.__getitem__, chunks)))
+
+    def tokenize(self, text: str) -> list[str]:
+        "The pieces of `text`."
+        return [self.pieces[k] for k in self.ids(text)]
 
     def encode(self, text: str, pair: str | None = None, **options) -> dict[str, list]:
         "input_ids, token_type_ids, attention_mask (S,); options as in `encode_batch`."
-        if isinstance(text, (list, tuple)):
-            raise TypeError(f"encode reads one text, and was given a "
-                            f"{type(text).__name__}: give encode_batch a list of texts.")
-        batch = self.encode_batch([text if pair is None else (text, pair)], **options)
+        batch = self.encode_batch([_check_item(text, pair)], **options)
         return {name: column[0] for name, column in batch.items()}
 
     def encode_batch(
@@ -574,201 +403,35 @@ class BertInputs(WordPieces):
                 for item in _check_batch(batch)]
         return _stack(_pad(rows, padding, self.pad_id, most), return_tensors)
 
-# %% ../nbs/04_tokenizer.ipynb #a8fb96a5
-def _to_json(tokenizer):  # what the `tokenizers` library keeps in tokenizer.json
-    added = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
-    layout = ("[CLS]", 0), ("A", 0), ("[SEP]", 0), ("B", 1), ("[SEP]", 1)
-    parts = [{"Sequence" if name in "AB" else "SpecialToken": dict(id=name, type_id=k)}
-             for name, k in layout]
-    return dict(
-        version="1.0", truncation=None, padding=None,
-        added_tokens=[dict(id=k, content=tokenizer.pieces[k], **added, special=True)
-                      for k in sorted(tokenizer.special_ids)],
-        normalizer={"type": "BertNormalizer", "clean_text": True}
-        | tokenizer.clean.options,
-        pre_tokenizer=dict(type="BertPreTokenizer"),
-        post_processor=dict(
-            type="TemplateProcessing", single=parts[:3], pair=parts,
-            special_tokens={p: dict(id=p, ids=[tokenizer.vocab[p]], tokens=[p])
-                            for p in ("[CLS]", "[SEP]")}),
-        decoder=dict(type="WordPiece", prefix="##", cleanup=True),
-        model=dict(type="WordPiece", unk_token="[UNK]", continuing_subword_prefix="##",
-                   max_input_chars_per_word=LONGEST_WORD, vocab=tokenizer.vocab))
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True,
+               clean_up_tokenization_spaces: bool | None = None) -> str:  # None: own
+        "The text of `ids`: a word's pieces joined, no space before a . , ! or ?"
+        hidden = self.special_ids if skip_special_tokens else ()
+        kept = [k for k in _check_ids(ids, self.vocab_size) if k not in hidden]
+        clean_up = clean_up_tokenization_spaces
+        if clean_up is None: clean_up = self.clean_up_tokenization_spaces
+        return join_pieces([self.pieces[k] for k in kept], clean_up)
 
-# %% ../nbs/04_tokenizer.ipynb #98668853
-_FILES = ("vocab.txt", "tokenizer.json", "tokenizer_config.json")
-
-
-_NAMED = {f"{name.strip('[]').lower()}_token": name for name in SPECIALS}
-
-
-def _to_config(tokenizer):  # what transformers keeps in tokenizer_config.json
-    clean = tokenizer.clean.options
-    return _NAMED | dict(
-        tokenizer_class="BertTokenizer", model_max_length=tokenizer.max_length,
-        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
-        do_lower_case=clean["lowercase"], strip_accents=clean["strip_accents"],
-        tokenize_chinese_chars=clean["handle_chinese_chars"])
-
-
-def _save_pretrained(tokenizer, folder: str | Path) -> None:
-    "Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`."
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    contents = "\n".join(tokenizer.pieces), _to_json(tokenizer), _to_config(tokenizer)
-    for name, content in zip(_FILES, contents):
-        if not isinstance(content, str):
-            content = json.dumps(content, indent=2, ensure_ascii=False)
-        write_whole(Path(folder) / name, content + "\n")
-
-# %% ../nbs/04_tokenizer.ipynb #f1a9e0c7
-_ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens",
-          "extra_special_tokens", "model_specific_special_tokens")
-_READ = (*_FILES, "special_tokens_map.json", "added_tokens.json")
-
-
-def _tokens(value):  # the tokens in any form that the files have: (text, how it is met)
-    if isinstance(value, str): return [(value, {})]
-    if isinstance(value, dict) and "content" in value: return [(value["content"], value)]
-    parts = value.values() if isinstance(value, dict) else value
-    return [token for part in parts or () for token in _tokens(part)]
-
-
-def _check_added(file, content):
-    "Refuse added tokens beside the five, and the five in another way than BERT's."
-    if file == "added_tokens.json": content = {"added_tokens": list(content)}
-    for key, value in content.items():
-        named = key.endswith("_token") and isinstance(value, (str, dict))
-        found = _tokens(value) if named or key in _ADDED else []
-        if key in _NAMED and [token for token, _ in found] != [_NAMED[key]]:
-            raise ValueError(f"{file} says that the {key} is {value!r}, and this "
-                             f"tokenizer knows {_NAMED[key]} alone: give another one.")
-        for token, how in found:
-            if token not in SPECIALS:
-                raise ValueError(f"{file} adds the token {token!r}, and this tokenizer "
-                                 "knows BERT's five specials alone: give another one.")
-            for way in ("single_word", "lstrip", "rstrip", "normalized"):
-                if how.get(way):
-                    raise ValueError(f"{file} looks for {token} with {way}, and this "
-                                     "tokenizer cannot: give another one.")
-
-# %% ../nbs/04_tokenizer.ipynb #f1a9e0c9
-_RULES = {  # what each part of tokenizer.json, and the config, may say
-    "model": dict(type="WordPiece", unk_token="[UNK]", continuing_subword_prefix="##",
-                  max_input_chars_per_word=LONGEST_WORD),
-    "normalizer": dict(type="BertNormalizer", clean_text=True),
-    "pre_tokenizer": dict(type="BertPreTokenizer"),
-    "config": dict(split_special_tokens=False, padding_side="right",
-                   truncation_side="right"),
-}
-_CLASSES = re.compile("((Distil|Mobile)?Bert|Electra|PreTrained)Tokenizer(Fast)?"
-                      "|TokenizersBackend")
-
-
-def _check_rules(rules, config):  # tokenizer.json, tokenizer_config.json
-    for part, right in _RULES.items():
-        said = config if part == "config" else rules.get(part) or {}
-        for key, value in right.items():
-            if said.get(key, value) != value:
-                raise ValueError(f"The tokenizer's {part} has {key} {said[key]!r}, and "
-                                 f"BERT needs {value}: give another tokenizer.")
-    kind = config.get("tokenizer_class") or "BertTokenizer"
-    if not _CLASSES.fullmatch(kind):
-        raise ValueError(f"The tokenizer is a {kind}, which cuts text in another way "
-                         "than BERT's: give another tokenizer.")
-
-# %% ../nbs/04_tokenizer.ipynb #6b15102e
-_OPTIONS = {  # ours: in tokenizer_config.json, in tokenizer.json
-    "lowercase": ("do_lower_case", "lowercase"),
-    "strip_accents": ("strip_accents", "strip_accents"),
-    "tokenize_chinese_chars": ("tokenize_chinese_chars", "handle_chinese_chars"),
-    "clean_up_tokenization_spaces": ("clean_up_tokenization_spaces", ""),
-    "max_length": ("model_max_length", ""),
-}
-
-
-def _read_files(files):  # {name: path} -> the arguments of `WordPieceTokenizer`
-    read = {name: _read_json(files[name]) for name in _READ[1:] if name in files}
-    for name, content in read.items(): _check_added(name, content)
-    rules, config = (read.get(name, {}) for name in _FILES[1:])
-    _check_rules(rules, config)
-    model, clean = rules.get("model") or {}, rules.get("normalizer") or {}
-    said = {ours: config.get(theirs, clean.get(inner))
-            for ours, (theirs, inner) in _OPTIONS.items()}
-    if (said["max_length"] or 0) > 1 << 20: said["max_length"] = None  # "no limit"
-    vocab = model.get("vocab") or _read_vocab(files.get("vocab.txt", "vocab.txt"))
-    return dict(vocab=vocab) | {k: v for k, v in said.items() if v is not None}
-
-
-def _read_json(path):
-    try: content = json.loads(path.read_text(encoding="utf8"))
-    except ValueError: content = None
-    if isinstance(content, dict): return content
-    raise ValueError(f"{path} is no whole JSON object: copy or download it again.")
-
-
-def _read_vocab(path):
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}: give a vocab.txt.")
-    lines = Path(path).read_bytes().decode("utf8").removesuffix("\n").split("\n")
-    return [line.rstrip() for line in lines]
-
-# %% ../nbs/04_tokenizer.ipynb #5dc1b803
-def _find_files(name, **hub):  # a folder or a name on the hub -> {file name: path}
-    if Path(name).is_dir():
-        paths = {file: Path(name) / file for file in _READ}
-        found = {file: path for file, path in paths.items() if path.is_file()}
-    else:
-        found = _fetch(str(name), hub)
-    if not found.keys() & {"vocab.txt", "tokenizer.json"}:
-        raise FileNotFoundError(
-            f"{str(name)!r} gave neither vocab.txt nor tokenizer.json: give a folder "
-            "or a hub name that has them (without a network: one in the cache).")
+# %% ../nbs/04_tokenizer.ipynb #bc3a25a0
+def place_pieces(
+    text: str,
+    tokenizer: WordPieceTokenizer,
+) -> list[tuple[int, tuple[int, int]]]:  # (id, (start, end)), ...
+    "The ids of `text` and where in it each piece stands; slower than `ids`, and equal."
+    found, before = [], 0
+    for k, part in enumerate(split_specials(text)):
+        if k % 2: found.append((tokenizer.vocab[part], (before, before + len(part))))
+        else: found += _placed(part, before, tokenizer)
+        before += len(part)
     return found
 
-# %% ../nbs/04_tokenizer.ipynb #bccd1957
-def _fetch(name, hub):
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
 
-    found = {}
-    for file in _READ:
-        try: found[file] = Path(hf_hub_download(name, file, **hub))
-        except EntryNotFoundError: continue  # not there; or offline and not cached
-        except (OSError, ValueError) as error:
-            raise FileNotFoundError(
-                f"{name!r} is no folder, and the hub gave no tokenizer of that "
-                "name: check the spelling, the revision and the network.") from error
-    return found
-
-# %% ../nbs/04_tokenizer.ipynb #1154009c
-class WordPieceTokenizer(BertInputs):
-    "BERT's tokenizer, learned or loaded: equal to Hugging Face's on every string."
-
-    def __init__(self, vocab: dict[str, int] | list[str], *, lowercase: bool = True,
-                 strip_accents: bool | None = None, tokenize_chinese_chars: bool = True,
-                 clean_up_tokenization_spaces: bool = False,  # in `decode`
-                 max_length: int = 512, cache_size: int = 1 << 16):
-        clean = Cleaner(lowercase, strip_accents, tokenize_chinese_chars)
-        super().__init__(vocab, clean, cache_size)
-        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
-        self.max_length = max_length
-
-    @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int = 8192, *,
-              min_frequency: int = 2, limit_alphabet: int = 1000, **options):
-        "Learn `vocab_size` pieces from texts; `options` as for the class."
-        words = count_words(texts, cls(list(SPECIALS), **options).clean)
-        alphabet = first_pieces(words, limit_alphabet)
-        return cls(learn_pieces(words, vocab_size, min_frequency, alphabet), **options)
-
-    @classmethod
-    def from_vocab(cls, path: str | Path, **options):
-        "Read a `vocab.txt`, one piece a line; `options` as for the class."
-        return cls(_read_vocab(path), **options)
-
-    @classmethod
-    def from_pretrained(cls, name_or_folder: str | Path, **hub):
-        "Read a folder, or from the hub: revision, cache_dir, local_files_only."
-        return cls(**_read_files(_find_files(name_or_folder, **hub)))
-
-    save_pretrained = _save_pretrained
+def _placed(part, before, tokenizer):
+    cleaned, places = align(part, tokenizer.clean)
+    for word in re.finditer("[^ ]+", cleaned):
+        start, ids = word.start(), tokenizer.match(word[0])
+        for k in ids:
+            long = len(tokenizer.pieces[k]) - 2 * (start > word.start())
+            end = word.end() if ids == [tokenizer.unk_id] else start + long
+            yield k, (before + places[start], before + places[end - 1] + 1)
+            start = end

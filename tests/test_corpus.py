@@ -17,7 +17,8 @@ from letters import Letters, told_text, write_hub
 from minibert import corpus as module
 from minibert.corpus import Corpus
 from minibert.documents import Documents, cut_sentences, load_documents
-from minibert.tokenizer import SPECIALS, WordPieceTokenizer
+from minibert.text import SPECIALS
+from minibert.tokenizer import WordPieceTokenizer
 
 PIECES = [*SPECIALS, "one", "two", "three", ".", "\u00e9", "e", *map(str, range(50))]
 

@@ -20,10 +20,11 @@ from minibert.stories import stories
 from minibert.core import seeded
 from minibert.evaluation import wilson
 from minibert.finetuning import (
-    BertClassifier, Examples, ExampleSampler, FinetuneConfig, _set_dropout_, accuracy_figures, ask,
-    bag_of_words, classify, difference, finetune, fit_linear, hold_out, judge, load_classifier,
-    number_labels, read_examples, read_parts, resume_finetuning, run_finetuning, save_classifier, take_share,
+    BertClassifier, ExampleSampler, FinetuneConfig, _set_dropout_, accuracy_figures, ask,
+    bag_of_words, classify, difference, finetune, fit_linear, judge,
+    load_classifier, read_parts, resume_finetuning, run_finetuning, save_classifier,
     train_frozen, training_for)
+from minibert.labels import Examples, hold_out, number_labels, read_examples, take_share
 from minibert.heads import BertForPreTraining
 from minibert.model import BertModel
 from minibert.parity import assert_same, randomise_

@@ -9,15 +9,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minibert import inside
+from minibert import page
 from minibert.config import BertConfig
 from minibert.corpus import Corpus
 from minibert.stories import stories
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.inside import (
-    KINDS, HeadScores, Observer, anisotropy, for_bertviz, head_entropy, inspect, logit_lens, mean_cosine, model_parts, name_heads, neighbours,
-    part_curves, place_kinds, plain_batch, principal, read_text, rollout, score_heads, word_vectors)
+    KINDS, HeadScores, Observer, anisotropy, for_bertviz, head_entropy, logit_lens, mean_cosine,
+    model_parts, name_heads, neighbours, part_curves, place_kinds, plain_batch, principal,
+    read_text, rollout, score_heads, word_vectors)
+from minibert.page import inspect
 from minibert.pairs import PairSampler
 from minibert.parity import randomise_
 from minibert.tokenizer import WordPieceTokenizer
@@ -391,7 +393,7 @@ def test_damaged_corpus_is_named_on_the_page(tiny, tokenizer, tmp_path, undrawn)
 
 def test_nothing_half_written(run, tmp_path, monkeypatch, undrawn):
     def fail(*args, **options): raise RuntimeError("the disk is full")
-    monkeypatch.setattr(inside, "neighbours", fail)
+    monkeypatch.setattr(page, "neighbours", fail)
     with pytest.raises(RuntimeError, match="disk"): inspect(run, A, tmp_path / "a" / "b" / "out")
     assert not list(tmp_path.iterdir())
 

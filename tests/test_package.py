@@ -24,6 +24,8 @@ NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODU
 FLOORS = {  # of the appendix: core lies below every chapter
     "A_core": -1,
     "J_families": 1.5,
+    "B_text": 3.5,
+    "N_tokenizer_files": 3.6,
     "Q_rotary": 5.5,
     "D_stories": 10.1,
     "C_documents": 10.2,
@@ -31,6 +33,10 @@ FLOORS = {  # of the appendix: core lies below every chapter
     "R_compare": 10.6,
     "S_baselines": 12.5,
     "T_answers": 12.6,
+    "P_page": 16.6,
+    "M_labels": 17.5,
+    "O_probe_runs": 17.6,
+    "L_bench": 24.5,
 }
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
 

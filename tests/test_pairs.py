@@ -12,7 +12,8 @@ from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.pairs import PairSampler, collate, cut_lengths, draw_pairs, read_batch
-from minibert.tokenizer import SPECIALS, WordPieceTokenizer
+from minibert.text import SPECIALS
+from minibert.tokenizer import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefghij", "##k", "##l"])
 V = TOKENIZER.vocab_size

@@ -11,9 +11,11 @@ from minibert.stories import stories
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.probing import (
-    TaggedText, answers, balanced, control_tags, draw_confusion, draw_layers, extract, fit_probes, name_roles, place_words,
-    probe_encoder, probe_roles, probe_table, probe_tags, read_conllu, read_treebank, role_shortcuts, role_table, run_probe,
-    standardise_, tag_gains, tag_stories, word_majority)
+    TaggedText, answers, balanced, control_tags, extract, fit_probes, name_roles, place_words,
+    probe_encoder, probe_roles, probe_tags, role_shortcuts, standardise_, tag_gains,
+    tag_stories, word_majority)
+from minibert.probe_runs import (
+    draw_confusion, draw_layers, probe_table, read_conllu, read_treebank, role_table, run_probe)
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import save_pretrained
 

@@ -21,9 +21,8 @@ from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.parity import assert_same, randomise_
-from minibert.speed import (
-    Peer, PlainForm, bench, bench_table, draw_bench, fast_products, list_peers, profile_loop, synthetic_batch,
-    take_turns, useful_flops)
+from minibert.speed import PlainForm, fast_products, profile_loop, synthetic_batch, useful_flops
+from minibert.bench import Peer, bench, bench_table, draw_bench, list_peers, take_turns
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import TrainingConfig, make_optimizers, make_sampler, pretrain, resume, train_step
 
@@ -186,21 +185,17 @@ def test_a_worker_that_fails_is_named():
 
 def test_a_worker_that_dies_is_named():
     with pytest.raises(RuntimeError, match="'killed' stopped: its process ended"):
-        take_turns(dict(killed=Peer("killed", kind="killed")), SMALL, shape=(2, 12), work=_die)
+        take_turns(dict(killed=Peer("killed", kind="killed")), SMALL, shape=(2, 12), prepare=_die)
 
 
-def _die(pipe, *_): os._exit(9)
+def _die(*_): os._exit(9)
 
 
 def whole_steps(config, batch):
-    "A loop of training steps, as `profile_loop` wants it."
+    "Training steps, as `profile_loop` wants them."
     model, training = BertForPreTraining(config).train(), TrainingConfig(optimizer="muon")
     optimizers = make_optimizers(model, training)
-
-    def loop(done):
-        train_step(model, optimizers, batch, 0, training)
-        while done(): train_step(model, optimizers, batch, 0, training)
-    return loop
+    while True: yield train_step(model, optimizers, batch, 0, training)
 
 
 def test_profile_finds_the_parts():
@@ -211,11 +206,8 @@ def test_profile_finds_the_parts():
 
 
 def repeated(work):
-    "A loop that does one thing again and again."
-    def loop(done):
-        work()
-        while done(): work()
-    return loop
+    "Steps that do one thing again and again."
+    while True: yield work()
 
 
 def test_layer_norms_backward_is_no_update():
@@ -286,7 +278,7 @@ def test_rows_of_the_picture_compare_as_their_milliseconds_do():
 
 
 def test_speed_loads_no_reference_library():
-    code = "import sys, minibert.speed; assert not {'transformers', 'matplotlib'} & sys.modules.keys()"
+    code = "import sys, minibert.speed, minibert.bench; assert not {'transformers', 'matplotlib'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

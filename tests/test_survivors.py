@@ -15,7 +15,8 @@ from minibert.core import seeded
 from minibert.heads import BertForPreTraining
 from minibert.pairs import PairSampler, draw_pairs
 from minibert.parity import assert_same, randomise_, reference_batch
-from minibert.tokenizer import SPECIALS, WordPieceTokenizer
+from minibert.tokenizer import WordPieceTokenizer
+from minibert.text import SPECIALS
 from minibert.training import TrainingConfig, forward_backward, make_optimizers, make_sampler, pretrain, train_step
 
 SMALL = BertConfig(vocab_size=41, hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=19)

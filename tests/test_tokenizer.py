@@ -12,8 +12,8 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from minibert.tokenizer import (
-    SPECIALS, Cleaner, WordPieceTokenizer, align, count_words, first_pieces, fit_lengths,
-    learn_pieces, place_pieces)
+    WordPieceTokenizer, count_words, first_pieces, fit_lengths, learn_pieces, place_pieces)
+from minibert.text import SPECIALS, Cleaner, align
 
 A, B = "anna lost her red ball .", "she found it under the bed ."
 RULES = {  # ours, theirs

@@ -33,6 +33,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "config": "config",
     "families": "parity weights finetuning",
     "parity": "parity_tools",
+    "text": "tokenizer",
+    "tokenizer_files": "tokenizer",
     "tokenizer": "tokenizer",
     "embeddings": "parity model",
     "rotary": "attention parity",
