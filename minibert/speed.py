@@ -31,13 +31,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .config import BertConfig
-from .core import fast_bfloat16, seeded, write_whole
+from .core import fast_bfloat16, keep_freed_memory, seeded, write_whole
 from .corpus import Corpus, load_documents
 from .heads import BertForPreTraining, PreTrainingOutput
 from .masking import choose_tokens
+from .optimizers import make_optimizers
+from .recipe import TrainingConfig
 from .tokenizer import WordPieceTokenizer
-from .training import (
-    TrainingConfig, keep_freed_memory, make_optimizers, make_sampler, train_step)
+from .training import make_sampler, train_step
 
 # %% ../nbs/24_speed.ipynb #b895b28c
 def synthetic_batch(

@@ -21,7 +21,8 @@ except ImportError: import tomli as tomllib  # Python 3.10
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if not path.name.startswith("_"))
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
-FLOORS = {"A_core": -1}  # of the appendix: core lies below every chapter
+FLOORS = {  # of the appendix: between which chapters each module lies; core and recipe lie below all
+    "A_core": -1, "F_recipe": -0.5, "H_parallel": 13.2, "G_optimizers": 13.3, "I_checkpoints": 13.5}
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
 
 

@@ -29,10 +29,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mutants.bank import Mutant, patch, read_bank  # noqa: E402
 
 TESTS = {  # what is asked when a notebook does not refuse: the quick tests of these files
-    "core": "evaluation training", "config": "config", "parity": "parity_tools", "tokenizer": "tokenizer",
+    "core": "evaluation training", "recipe": "recipe training", "optimizers": "optimizers training", "parallel": "scale",
+    "checkpoints": "training", "config": "config", "parity": "parity_tools", "tokenizer": "tokenizer",
     "embeddings": "parity model", "attention": "attention parity model", "encoder": "parity model", "model": "parity model",
     "heads": "parity model loss", "weights": "parity weights", "corpus": "corpus pairs", "masking": "masking pairs",
-    "pairs": "pairs", "training": "training", "evaluation": "evaluation",
+    "pairs": "pairs", "training": "training scale", "evaluation": "evaluation",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
