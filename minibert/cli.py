@@ -856,8 +856,8 @@ def tune(options: Finetune) -> tuple[Path, dict]:  # the new folder, the figures
         return int(folder.name) if options.out is None else 0
     tried = None
     while True:
-        folder = first_alone(number)
-        folder = Path(f"tuned/{folder}" if options.out is None else options.out)
+        chosen = first_alone(number)
+        folder = Path(f"tuned/{chosen}" if options.out is None else options.out)
         try: return folder, run_finetuning(FinetuneConfig(**own | dict(out=str(folder))))
         except FileExistsError:
             if folder == tried: raise
