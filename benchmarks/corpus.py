@@ -175,8 +175,10 @@ def batch(aside, rounds):
     from minibert.config import BertConfig
     from minibert.corpus import Corpus
     from minibert.heads import BertForPreTraining
+    from minibert.optimizers import make_optimizers
+    from minibert.recipe import TrainingConfig
     from minibert.tokenizer import WordPieceTokenizer
-    from minibert.training import TrainingConfig, make_optimizers, make_sampler, train_step
+    from minibert.training import make_sampler, train_step
     tokenizer, rows = WordPieceTokenizer.from_pretrained(aside / "tokenizer"), []
     corpus = Corpus.open(aside / "corpus-1", tokenizer)
     for pairs, length in ((64, 64), (32, 128)):

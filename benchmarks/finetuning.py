@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minibert.core import choose_precision, seeded, write_whole
+from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
 from minibert.finetuning import (
     BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, judge, pool,
     start_classifier, train_frozen, training_for)
 from minibert.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
+from minibert.parallel import own_device
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import keep_freed_memory, own_device
 
 SHARES, SEEDS, LENGTH = (0.01, 0.1, 1.0), (0, 1, 2), 64
 RECIPES = {  # model and way: share -> epochs, rate; chosen on seed 0's held-out part, see "tried"

@@ -16,8 +16,10 @@ from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.inside import Observer, plain_batch
+from minibert.optimizers import make_optimizers
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, make_optimizers, make_sampler, pretrain, train_step
+from minibert.training import Callback, make_sampler, pretrain, train_step
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -43,8 +45,8 @@ def watched(model, corpus, tokenizer, recipe, few):
     "A run's figures, and why it ended where it ended early."
     lines, ended = [], ""
     try:
-        pretrain(deepcopy(model), make_sampler(corpus, tokenizer, recipe), recipe, observe=Observer(few),
-                 on_log=lambda history: lines.__setitem__(slice(None), history), progress=False)
+        pretrain(deepcopy(model), make_sampler(corpus, tokenizer, recipe), recipe, progress=False,
+                 callbacks=[Observer(few), Callback(on_log=lambda history: lines.__setitem__(slice(None), history))])
     except FloatingPointError as problem: ended = str(problem)
     return dict(ended=ended, figures=columns(lines))
 
@@ -68,10 +70,10 @@ def sick():
     return dict(model=sizes, training=training, unigram_loss=torch.special.entr(counts / counts.sum()).sum().item(), runs=runs)
 
 
-def timed(observe, *step):
+def timed(callbacks, *step):
     "The seconds that one step takes."
     start = time.perf_counter()
-    train_step(*step, observe)
+    train_step(*step, callbacks)
     return time.perf_counter() - start
 
 
@@ -83,7 +85,7 @@ def compared(name, tokenizer, corpus, batch_size, rounds, **sizes):
     optimizers, look, ratios = make_optimizers(model, recipe), Observer(plain_batch(sampler, size=2)), []
     for n in range(rounds + 2):
         step = model, optimizers, sampler.batch(n, batch_size), n, recipe
-        plain, seen, again, last = (timed(observe, *step) for observe in (None, look, look, None))
+        plain, seen, again, last = (timed(callbacks, *step) for callbacks in ([], [look], [look], []))
         if n >= 2: ratios.append((seen + again) / (plain + last))
     ratio = statistics.median(ratios)
     return dict(model=name, ratio=ratio, log_steps=recipe.log_steps, rounds=rounds, share=(ratio - 1) / recipe.log_steps)

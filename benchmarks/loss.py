@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 
-from minibert.core import write_whole
+from minibert.core import keep_freed_memory, write_whole
 from minibert.heads import _SlicedLoss
-from minibert.training import keep_freed_memory
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_loss.json"
 

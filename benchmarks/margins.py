@@ -81,7 +81,7 @@ def run_notebook(path: Path, seed: int, threads: int, precision: str) -> dict:
     import minibert.core as core
     plain = core.seeded
     core.seeded = lambda first, *more: plain(first + 7919 * seed, *more)  # before anybody imports it
-    from minibert.training import TrainingConfig
+    from minibert.recipe import TrainingConfig
     names = list(TrainingConfig.__dataclass_fields__)
     defaults = list(TrainingConfig.__init__.__defaults__)
     defaults[names.index("precision")] = precision

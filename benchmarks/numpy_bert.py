@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from minibert.config import BertConfig
-from minibert.core import write_whole
+from minibert.core import keep_freed_memory, write_whole
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
@@ -36,9 +36,11 @@ from minibert.numpy_bert.layers import forward, from_state_dict
 from minibert.numpy_bert.model import backward
 from minibert.numpy_bert.training import (
     as_arrays, clip_, evaluate_numpy, first_moments, adamw_, gradients, norms_by_part, pretrain_numpy, update_)
+from minibert.optimizers import make_optimizers
 from minibert.pairs import PairSampler
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, keep_freed_memory, make_optimizers, train_step
+from minibert.training import Callback, train_step
 from minibert.weights import to_hf
 
 CONFIG = BertConfig(8192, 192, 3, 4, 768, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -151,7 +153,7 @@ def train(source, name=None, steps="1500"):
     tokenizer = WordPieceTokenizer.train((s for d in load("train") for s in d), vocab_size=CONFIG.vocab_size)
     corpus, other = (Corpus.build(load(split), tokenizer) for split in ("train", "validation"))
     config = replace(CONFIG, vocab_size=tokenizer.vocab_size)
-    training = TrainingConfig(steps=int(steps), batch_size=32, accumulate=4, length=S, learning_rate=1e-3, log_steps=25)
+    training = TrainingConfig(steps=int(steps), batch_size=32, gradient_accumulation_steps=4, length=S, learning_rate=1e-3, log_steps=25)
     counts = np.bincount(np.asarray(corpus.ids), minlength=tokenizer.vocab_size)
     held_out = PairSampler(other, tokenizer, S, seed=1)
     log = []
@@ -163,7 +165,7 @@ def train(source, name=None, steps="1500"):
     tell(dict(vocab_size=tokenizer.vocab_size, tokens=corpus.n_tokens, held_out_tokens=other.n_tokens))
     start = time.perf_counter()
     params, history = pretrain_numpy(config, PairSampler(corpus, tokenizer, S, seed=0), training,
-                                     on_log=lambda lines: tell(lines[-1]))
+                                     callbacks=[Callback(on_log=lambda lines: tell(lines[-1]))])
     minutes = (time.perf_counter() - start) / 60
     found = evaluate_numpy(params, config, held_out, counts, batches=32)
     drawn = as_arrays(PairSampler(corpus, tokenizer, S, seed=0).batch(training.steps, 32))

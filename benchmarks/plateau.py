@@ -17,12 +17,14 @@ import torch
 
 from minibert.baselines import unigram_baseline
 from minibert.config import BertConfig
-from minibert.core import seeded, write_whole
+from minibert.core import keep_freed_memory, seeded, write_whole
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
+from minibert.optimizers import make_optimizers
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, keep_freed_memory, make_optimizers, make_sampler, train_step
+from minibert.training import make_sampler, train_step
 
 OUT = Path(__file__).resolve().parent / "results" / "plateau.json"
 A, B = "anna lost her red ball .", "she found it under the bed ."

@@ -16,10 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from minibert.config import BertConfig
-from minibert.core import seeded, write_whole
+from minibert.core import keep_freed_memory, seeded, write_whole
 from minibert.heads import BertForPreTraining
 from minibert.speed import fast_products, synthetic_batch
-from minibert.training import keep_freed_memory
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_products.json"
 

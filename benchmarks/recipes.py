@@ -14,12 +14,13 @@ from pathlib import Path
 
 from minibert.cli import HELD_OUT_SEED, Pretrain, prepare, steps_in
 from minibert.config import BertConfig
-from minibert.core import choose_precision, seeded, write_whole
+from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
 from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.heads import BertForPreTraining
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, keep_freed_memory, make_sampler, pretrain
+from minibert.training import make_sampler, pretrain
 from minibert.weights import save_pretrained
 
 BASE = dict(length=64, learning_rate=2e-3, mask_probability=0.15)  # what all recipes here begin with

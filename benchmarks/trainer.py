@@ -27,7 +27,8 @@ from minibert.config import BertConfig
 from minibert.core import choose_precision
 from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
-from minibert.training import TrainingConfig, make_sampler, train_step
+from minibert.recipe import TrainingConfig
+from minibert.training import make_sampler, train_step
 from minibert.weights import from_hf
 
 

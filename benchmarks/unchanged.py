@@ -31,7 +31,7 @@ RUNS = {  # folder: the words after `pretrain`
     "own": ("--steps", 12, "--batch-size", 16, *SHORT),
     "bert": ("--recipe", "bert", "--steps", 8, "--batch-size", 16, *SHORT),
     "fast": ("--recipe", "fast", "--steps", 8, "--batch-size", 16, *SHORT),
-    "parts": ("--steps", 6, "--batch-size", 10, "--accumulate", 3, "--dropout", 0.1, "--whole-words", "--optimizer", "adamw",
+    "parts": ("--steps", 6, "--batch-size", 10, "--gradient-accumulation-steps", 3, "--dropout", 0.1, "--whole-words", "--optimizer", "adamw",
               "--schedule", "trapezoid", "--watch", *SHORT),
     "resumed": ("--steps", 12, "--batch-size", 16, "--checkpoint-steps", 6, "--dropout", 0.1, *SHORT),
     "half": ("--steps", 4, "--batch-size", 8, "--precision", "bfloat16", *(SHORT[:4] + SHORT[6:])),
@@ -90,7 +90,7 @@ def record() -> dict[str, str]:
         lines = ["text\tlabel", *(f"{story.text}\t{story.sentiment}" for story in stories(120))]
         (place / "moods.tsv").write_text("\n".join(lines) + "\n", encoding="utf8")
         tuning = ("--dataset", place / "moods.tsv", "--length", 48, "--batch-size", 16, "--epochs", 1, "--precision", "float32")
-        for name, more in {"tuned": (), "tuned-parts": ("--accumulate", 3, "--pooling", "mean"), "frozen": ("--frozen",)}.items():
+        for name, more in {"tuned": (), "tuned-parts": ("--gradient-accumulation-steps", 3, "--pooling", "mean"), "frozen": ("--frozen",)}.items():
             call("finetune", place / "own", *tuning, *more, "--out", place / name)
             print(name, flush=True)
         call("probe", place / "own", "--seeds", 1, "--out", place / "probed")

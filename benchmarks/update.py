@@ -16,10 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from minibert.config import BertConfig
-from minibert.core import seeded, write_whole
+from minibert.core import keep_freed_memory, seeded, write_whole
 from minibert.heads import BertForPreTraining
+from minibert.optimizers import make_optimizers, parameter_groups
+from minibert.recipe import TrainingConfig
 from minibert.speed import synthetic_batch
-from minibert.training import TrainingConfig, keep_freed_memory, make_optimizers, parameter_groups, train_step
+from minibert.training import train_step
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_update.json"
 CASES = (("tiny", 30522), ("tiny", 8192), ("mini", 8192))

@@ -35,15 +35,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from .config import BertConfig
-from .core import fast_bfloat16, seeded, write_whole
+from .core import fast_bfloat16, keep_freed_memory, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .heads import BertForPreTraining
 from .speed import (
     WARM_UP, PlainForm, fast_products, profile_loop, synthetic_batch, useful_flops)
 from .tokenizer import WordPieceTokenizer
-from .training import (
-    TrainingConfig, keep_freed_memory, make_optimizers, make_sampler, train_step)
+from .training import make_sampler, train_step
+from .optimizers import make_optimizers
+from .recipe import TrainingConfig
 
 # %% ../nbs/appendix/L_bench.ipynb #61349f1c
 @dataclass(frozen=True)

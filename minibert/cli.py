@@ -27,34 +27,36 @@ __all__ = ['RECIPES', 'BACKENDS', 'KEPT_IN', 'HELD_OUT_SEED', 'PLACES', 'WATCHIN
            'Probe', 'Inspect', 'Classify', 'as_arguments', 'read_options', 'take_out', 'began_with', 'expand',
            'first_form', 'old_form', 'prepare', 'training_config', 'seconds_a_step', 'steps_in', 'new_folder',
            'claim_folder', 'as_yaml', 'Run', 'open_run', 'check_backend', 'fresh_model', 'start_run', 'make_run',
-           'first_alone', 'run_pretrain', 'ruler', 'at_checkpoints', 'lookers_on', 'train', 'seconds_trained',
-           'check_resumed', 'go_on', 'begin_again', 'say_start', 'say_how_long', 'numpy_weights', 'train_by_hand',
-           'measure', 'figures', 'questions', 'show_what_it_learned', 'read_lines', 'draw_curves', 'finish',
-           'with_text', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_parity', 'accuracies', 'tune',
-           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
+           'run_pretrain', 'ruler', 'at_checkpoints', 'callbacks_for', 'train', 'check_resumed', 'go_on', 'begin_again',
+           'say_start', 'say_how_long', 'numpy_weights', 'train_by_hand', 'measure', 'figures', 'questions',
+           'show_what_it_learned', 'read_lines', 'draw_curves', 'finish', 'with_text', 'run_evaluate', 'run_fill_mask',
+           'run_next_sentence', 'run_parity', 'accuracies', 'tune', 'run_finetune', 'run_classify', 'run_bench',
+           'run_probe', 'run_inspect', 'sigterm_stops', 'main']
 
 # %% ../nbs/90_cli.ipynb #d2060ec5
-import torch
 import tyro
 import yaml
 from tqdm import tqdm
 
+from .checkpoints import list_checkpoints, only_run_in, seconds_trained
 from .config import BertConfig
 from .baselines import count_bigrams, count_pieces
 from .core import (
-    Count, Positive, Rate, Share, Whole, check_fields, choose_precision, seeded, write_whole)
+    Count, Positive, Rate, Share, Whole, check_fields, choose_precision, keep_freed_memory,
+    seeded, write_whole)
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .stories import stories
 from .evaluation import evaluate_pretraining
 from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining
+from .optimizers import make_optimizers
 from .pairs import PairSampler, read_objectives
+from .parallel import asked_to_stop, first_alone, join_processes, own_device
+from .recipe import TrainingConfig
 from .tokenizer import WordPieceTokenizer
 from .training import (
-    TrainingConfig, add_up_, asked_to_stop, forecast, join_processes,
-    keep_freed_memory, list_checkpoints, make_optimizers, make_sampler,
-    only_run_in, own_device, pretrain, resume, to_tensorboard, train_step)
+    Callback, TensorBoard, forecast, make_sampler, pretrain, resume, train_step)
 from .weights import fill_mask, load_pretrained, next_sentence, save_pretrained, to_hf
 from .compare import compare_with_hf, comparison_table
 
@@ -482,17 +484,6 @@ def make_run(options: Pretrain) -> int:  # the folder's number; 0 where --out na
         raise
     return int(folder.name) if options.out is None else 0
 
-# %% ../nbs/90_cli.ipynb #ef35a18d
-def first_alone(work: Callable[[], int | None]) -> int:  # what the work gave, or 0
-    "Let the first process do the work while the others wait for its number."
-    first = join_processes()[0] == 0
-    told = torch.tensor([0.0, float(first)])  # the number; 1 until all has gone well
-    try:
-        if first: told = torch.tensor([float(work() or 0), 0.0])
-    finally: add_up_([told])
-    if told[1]: sys.exit(2)  # the first has said why
-    return int(told[0])
-
 # %% ../nbs/90_cli.ipynb #6e6ab957
 def run_pretrain(options: Pretrain) -> None:
     "From texts to a trained, measured and saved BERT."
@@ -523,7 +514,7 @@ def ruler(run: Run) -> PairSampler:
     return make_sampler(run.held_out, run.tokenizer, training)
 
 # %% ../nbs/90_cli.ipynb #75679b81
-def at_checkpoints(run: Run) -> Callable | None:
+def at_checkpoints(run: Run) -> Callback | None:
     "What a checkpoint asks of the held-out text, under 1 % of the time; else None."
     training = training_config(run.options)
     steps = min(training.steps, training.checkpoint_steps)
@@ -537,18 +528,18 @@ def at_checkpoints(run: Run) -> Callable | None:
         kept = {f"held_out_{name}": told[name] for name in ("mlm_loss", "mlm_accuracy")
                 if name in told}
         return dict(held_out_loss=sum(losses)) | kept
-    return ask
+    return Callback(measure=ask)
 
 # %% ../nbs/90_cli.ipynb #489d2796
-def lookers_on(run: Run) -> dict:
-    "Who is told how a run goes: arguments of `pretrain` and `resume`."
-    lookers = dict(measure=at_checkpoints(run))
+def callbacks_for(run: Run) -> list[Callback]:
+    "Who looks on at a run: what asks the held-out text, and what the options name."
+    callbacks = [at_checkpoints(run)]
     if run.options.get("watch"):
         from minibert.inside import Observer, plain_batch
-        lookers["observe"] = Observer(plain_batch(ruler(run)))
+        callbacks.append(Observer(plain_batch(ruler(run))))
     if run.options.get("tensorboard"):
-        lookers["on_log"] = to_tensorboard(run.folder / "tensorboard")
-    return lookers
+        callbacks.append(TensorBoard(run.folder / "tensorboard"))
+    return [callback for callback in callbacks if callback]
 
 # %% ../nbs/90_cli.ipynb #a9e3c8c9
 def train(
@@ -558,19 +549,12 @@ def train(
     "Train the model from its first step to its last."
     training = training_config(run.options)
     sampler = make_sampler(run.train, run.tokenizer, training)
+    callbacks, start = callbacks_for(run), time.monotonic()
     if run.options["backend"] == "numpy":
-        on_log, start = lookers_on(run).get("on_log"), time.monotonic()
-        model = train_by_hand(model.cpu(), sampler, training, run.folder, on_log)
+        model = train_by_hand(model.cpu(), sampler, training, run.folder, callbacks)
         return model, round(time.monotonic() - start, 3)
-    pretrain(model, sampler, training, run.folder, **lookers_on(run))
+    pretrain(model, sampler, training, run.folder, callbacks=callbacks)
     return model, seconds_trained(run.folder)
-
-
-def seconds_trained(folder: Path) -> float | None:
-    "How long a run has trained up to its last checkpoint; None where it does not say."
-    if join_processes()[0]: return None  # the first may be writing it still
-    state = (list_checkpoints(folder)[-1] / "state.json").read_text(encoding="utf8")
-    return json.loads(state).get("seconds")
 
 # %% ../nbs/90_cli.ipynb #b2f8d011
 PLACES = "out", "resume", "print_config", "recipe"  # say where, or stand for others
@@ -606,7 +590,7 @@ def go_on(options: Pretrain) -> None:
     run = replace(run, options=asdict(options))
     if not list_checkpoints(folder): return finish(*begin_again(run), run)
     model, _ = resume(folder, config=training_config(run.options), device=own_device(),
-                      **lookers_on(run))
+                      callbacks=callbacks_for(run))
     finish(model, seconds_trained(folder), run)
 
 
@@ -668,7 +652,7 @@ def train_by_hand(
     sampler: PairSampler,
     training: TrainingConfig,
     folder: Path,
-    on_log: Callable[[list[dict]], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> BertForPreTraining:  # another model, with the last weights
     "Train with NumPy alone; Ctrl-C and SIGTERM save the weights and stop."
     from minibert.numpy_bert.training import pretrain_numpy
@@ -676,7 +660,8 @@ def train_by_hand(
     with only_run_in(folder), bar, asked_to_stop() as asked:
         counted, params = _Counted(sampler, bar, asked), numpy_weights(model)
         try: pretrain_numpy(
-                model.config, counted, training, folder, params=params, on_log=on_log)
+                model.config, counted, training, folder, params=params,
+                callbacks=callbacks)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"Stopped before step {bar.n + 1} of {steps}: the weights are saved in "
@@ -868,11 +853,17 @@ def accuracies(figures: dict) -> str:
 def tune(options: Finetune) -> tuple[Path, dict]:  # the new folder, the figures
     "Fine-tune into a new folder; where another run takes the number, into the next."
     own = {name: getattr(options, name) for name in FinetuneConfig.__dataclass_fields__}
-    while True:
+    def number() -> int:  # of the folder; 0 where --out names it
         folder = new_folder(options.out, "tuned")
+        return int(folder.name) if options.out is None else 0
+    tried = None
+    while True:
+        chosen = first_alone(number)
+        folder = Path(f"tuned/{chosen}" if options.out is None else options.out)
         try: return folder, run_finetuning(FinetuneConfig(**own | dict(out=str(folder))))
         except FileExistsError:
-            if options.out is not None or new_folder(None, "tuned") == folder: raise
+            if folder == tried: raise
+            tried = folder
 
 
 def run_finetune(options: Finetune) -> None:
@@ -880,15 +871,13 @@ def run_finetune(options: Finetune) -> None:
     if options.resume is None and not (options.run and options.dataset):
         raise ValueError("There is nothing to learn from: give a run's folder and "
                          "--dataset, or go on with --resume and a folder.")
-    if join_processes()[1] > 1:
-        raise ValueError("The command fine-tunes in one process: start it without "
-                         "torchrun; `minibert.finetuning.finetune` knows several.")
     keep_freed_memory()
     if options.resume is None: folder, figures = tune(options)
     else:
         folder = Path(options.resume)
         check_resumed(options, folder)
         figures = resume_finetuning(folder)
+    if join_processes()[0]: return
     print("\n" + accuracies(figures))
     print(f'\nSaved in {folder}. Ask it:\n  minibert classify {folder} "a text"')
 

@@ -5,6 +5,7 @@
 # %% ../nbs/appendix/A_core.ipynb #523a0e9c
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Bounds', 'check_fields', 'write_whole', 'seeded',
-           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite']
+           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory']
 
 # %% ../nbs/appendix/A_core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -221,3 +222,11 @@ def check_finite(what: str, *values: Any) -> None:  # tensors
     if all(part.isfinite().all() for part in values): return
     raise FloatingPointError(f"{what} are not finite numbers: its weights are damaged; "
                              "go back to an earlier checkpoint.")
+
+# %% ../nbs/appendix/A_core.ipynb #f102e1d7
+def keep_freed_memory() -> bool:  # False where there is no glibc to ask
+    "Ask glibc to keep freed memory for the next step instead of handing it back."
+    try: mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError): return False
+    never_mmap, never_trim = (-4, 0), (-1, 2**31 - 1)
+    return all(mallopt(*option) == 1 for option in (never_mmap, never_trim))

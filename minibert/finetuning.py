@@ -9,7 +9,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
+from .checkpoints import best_checkpoint, list_checkpoints
 from .config import BertConfig
 from .core import (
     Bounds, Count, Positive, Rate, Whole, check_fields, check_finite, choose_precision,
@@ -39,10 +40,11 @@ from .evaluation import row_interval, wilson
 from .labels import (
     Examples, check_counts, hold_out, list_splits, read_examples, take_share)
 from .model import BertModel, initialise_
+from .parallel import (
+    any_process, check_cut, first_alone, join_processes, own_device, share_weights_)
+from .recipe import TrainingConfig
 from .tokenizer import WordPieceTokenizer, pad_rows
-from minibert.training import (
-    TrainingConfig, best_checkpoint, fit, join_processes, list_checkpoints, own_device,
-    share_weights_)
+from .training import Callback, fit
 from .weights import load_encoder, load_pretrained, save_pretrained, to_hf
 
 # %% ../nbs/18_finetuning.ipynb #2bb32742
@@ -297,14 +299,15 @@ def train_frozen(
     return lines
 
 # %% ../nbs/18_finetuning.ipynb #5f1d5354
-class KeepBest:
-    "A `measure` for `fit` that remembers the weights of the lowest held-out loss."
+class KeepBest(Callback):
+    "Measures by the part set aside, and remembers the weights of the lowest loss."
 
     def __init__(self, chosen_by: ExampleSampler, remember: bool = True):
         self.chosen_by, self.remember = chosen_by, remember
         self.loss, self.state = math.inf, None
 
-    def __call__(self, model: BertClassifier) -> dict[str, float]:
+    def measure(self, model: BertClassifier) -> dict[str, float]:
+        "held_out_loss and held_out_accuracy."
         told = judge(ask(model, self.chosen_by), self.chosen_by.examples.labels)
         if self.remember and told["held_out_loss"] < self.loss:
             self.loss, state = told["held_out_loss"], model.state_dict()
@@ -318,13 +321,16 @@ def finetune(
     chosen_by: ExampleSampler,  # asked at each checkpoint: the lowest loss is the best
     config: TrainingConfig,
     folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
-    **watch,  # resume, on_log, observe, progress: see `fit`
+    *,
+    callbacks: Iterable[Callback] = (),  # who else looks on
+    **options,  # resume, progress: see `fit`
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Train every weight on labelled texts, where the model is; Ctrl-C saves and stops."
     best = KeepBest(chosen_by, remember=folder is None)
     about = dict(chosen_by=chosen_by.info,
                  head=dict(pooling=model.pooling, dropout=model.dropout.p))
-    history = fit(model, train, config, folder, about=about, measure=best, **watch)
+    history = fit(model, train, config, folder, about=about,
+                  callbacks=[best, *callbacks], **options)
     if join_processes()[0] == 0:
         if folder: best.state = load_file(best_checkpoint(folder)[0] / "model.safetensors")
         model.load_state_dict(best.state)
@@ -414,7 +420,7 @@ class FinetuneConfig:
     share: _Part = 1.0  # of the labelled texts
     epochs: Count = 3  # times that each text is seen
     batch_size: Count = 32  # texts in a step
-    accumulate: Count = 1  # parts that a batch is cut into, to save memory
+    gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     learning_rate: Positive = 1e-4  # the peak
     dropout: Rate = 0.1  # share of units dropped, in every place
     length: Count = 128  # tokens in a text, or in a pair of them
@@ -436,9 +442,10 @@ def _check_options(options: FinetuneConfig) -> None:
     if options.length < least:
         raise ValueError(f"length is {options.length}: give {least} or more, for "
                          f"[CLS], {least // 2} [SEP] and a piece of each text.")
-    if options.accumulate > options.batch_size:
+    if options.gradient_accumulation_steps > options.batch_size:
         raise ValueError(f"A batch of {options.batch_size} texts cannot be cut into "
-                         f"{options.accumulate} parts: choose a smaller accumulate.")
+                         f"{options.gradient_accumulation_steps} parts: choose fewer "
+                         "gradient_accumulation_steps.")
     if options.label_column in (options.text_column, pair):
         raise ValueError(f"The column {options.label_column!r} is to be text and label "
                          "at once: give the label's own column.")
@@ -498,8 +505,9 @@ def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
     precision = options.precision
     if precision == "auto": precision = choose_precision(precision, own_device())
     return TrainingConfig(
-        steps=steps, batch_size=options.batch_size, accumulate=options.accumulate,
-        length=options.length, learning_rate=options.learning_rate,
+        steps=steps, batch_size=options.batch_size, length=options.length,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        learning_rate=options.learning_rate,
         precision=precision, seed=options.seed,
         checkpoint_steps=max(1, math.ceil(steps / options.measures)))
 
@@ -523,22 +531,27 @@ def _taken(out: Path) -> FileExistsError:
 
 
 def _claim(options: FinetuneConfig) -> None:
-    "Make the folder of a run with its options; of two who try, one gets it."
+    "Make the folder of a run with its options; of two runs that try, one gets it."
     out = Path(options.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try: out.mkdir()
-    except FileExistsError: raise _taken(out) from None
-    write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
+    def make() -> bool:  # was another run faster?
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try: out.mkdir()
+        except FileExistsError: return True
+        write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
+    if first_alone(make): raise _taken(out)
 
 # %% ../nbs/18_finetuning.ipynb #8d4f77ed
 def run_finetuning(
     options: FinetuneConfig,
     resume: bool = False,  # go on with a run that was stopped
     progress: bool = True,
-) -> dict:  # the figures, as in figures.json
+) -> dict:  # the figures, as in figures.json; {} in any process but the first
     "From labelled texts to a saved classifier and its figures beside a bag of words."
-    out = Path(options.out)
-    if not resume and out.exists(): raise _taken(out)
+    out, (rank, world) = Path(options.out), join_processes()
+    first = rank == 0
+    if not options.frozen:
+        check_cut(options.batch_size, world * options.gradient_accumulation_steps)
+    if any_process(first and not resume and out.exists()): raise _taken(out)
     _word_counters()  # if they are missing, say so now, not after the training
     parts = read_parts(options)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
@@ -547,10 +560,13 @@ def run_finetuning(
     train, chosen_by, _ = (ExampleSampler(part, tokenizer, length, options.seed)
                            for part in parts)
     config = training_for(options, len(train))
+    fast = any_process(first and config.precision == "bfloat16")  # as the first found
+    config = replace(config, precision="bfloat16" if fast else "float32")
     if not resume: _claim(replace(options, precision=config.precision))
     if options.frozen: train_frozen(model, train, chosen_by)
     else: finetune(model, train, chosen_by, config, out, progress=progress,
                    resume=resume and bool(list_checkpoints(out)))
+    if not first: return {}
     save_classifier(model, tokenizer, out)
     figures = _summarise(model.eval(), tokenizer, parts, length)
     write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")

@@ -23,6 +23,7 @@ from .core import check_finite, evaluating
 from .heads import BertForPreTraining
 from .pairs import PairSampler
 from .tokenizer import WordPieceTokenizer
+from .training import Callback
 
 # %% ../nbs/16_inside.ipynb #3474f677
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ def _entropies(model, batch):
             for n, probs in enumerate(seen)}
 
 # %% ../nbs/16_inside.ipynb #f8619c20
-class Observer:
-    "Give it to `pretrain(observe=...)`: it adds figures of each part to the metrics."
+class Observer(Callback):
+    "A callback for `pretrain`: it adds figures of each part to the metrics."
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class Observer:
         self.batch = batch
 
     @contextmanager
-    def __call__(self, model: nn.Module) -> Iterator[dict[str, float]]:
+    def around_update(self, model: nn.Module) -> Iterator[dict[str, float]]:
         "Round one update: gradient, update, weight by part, and entropy by layer."
         parts, line, weight = model_parts(model), {}, {}
         old = {part: [p.detach().clone() for p in ps] for part, ps in parts.items()}
@@ -168,7 +169,7 @@ def part_curves(
             values.append(value)
     if not curves:
         raise ValueError(f"The lines of metrics hold no {what}: train with "
-                         "pretrain(observe=Observer(batch)).")
+                         "pretrain(callbacks=[Observer(batch)]).")
     return curves
 
 # %% ../nbs/16_inside.ipynb #10c27561

@@ -447,10 +447,10 @@ def test_the_time_of_the_training_is_kept(run, numpy_run):
 
 def test_only_the_first_process_reads_the_time_of_the_training(run, tmp_path, monkeypatch):
     "The others come here while it is still writing its last checkpoint."
-    from minibert import cli
-    assert cli.seconds_trained(run) > 0
-    monkeypatch.setattr(cli, "join_processes", lambda: (1, 2))
-    assert cli.seconds_trained(tmp_path) is None
+    from minibert import checkpoints
+    assert checkpoints.seconds_trained(run) > 0
+    monkeypatch.setattr(checkpoints, "join_processes", lambda: (1, 2))
+    assert checkpoints.seconds_trained(tmp_path) is None
 
 
 def test_a_machine_that_is_slower_than_promised_says_so(run, monkeypatch, capsys):
@@ -616,6 +616,36 @@ def test_two_processes_train_what_one_does(tmp_path):
     bad = subprocess.run([*launch, "--dataset", str(tmp_path / "none.txt"), "--out", str(tmp_path / "bad")], env=env,
                          capture_output=True, text=True, timeout=300)
     assert bad.returncode != 0 and "could not be loaded" in bad.stderr and not (tmp_path / "bad").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_fine_tune_as_one_does(run, tmp_path):
+    table = tmp_path / "who.csv"
+    table.write_text("text,label\n" + "".join(f"{who} lost a ball {n}.,{who}\n" for n in range(60) for who in ("anna", "tom")))
+    words = ("finetune", run, "--dataset", table, "--epochs", 2, "--length", 12, "--batch-size", 9, "--dropout", 0,
+             "--precision", "float32", "--learning-rate", 1e-3)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    def by_two(*words, cwd=tmp_path):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29618", "-m", "minibert.cli"]
+        return subprocess.run([*launch, *map(str, words)], env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
+    def figures(name): return json.loads((tmp_path / name / "figures.json").read_text())
+    def losses(name): return [json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    call(*words, "--out", tmp_path / "one")
+    two = by_two(*words)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("Saved in tuned/1") == two.stdout.count("bag of words") == 1
+    assert losses("tuned/1") == pytest.approx(losses("one"), rel=1e-4) and figures("tuned/1") == figures("one")
+    shutil.rmtree(max((tmp_path / "tuned/1/checkpoints").iterdir()))
+    for name in ("figures.json", "model.safetensors"): (tmp_path / "tuned/1" / name).unlink()
+    again = by_two("finetune", "--resume", tmp_path / "tuned/1")
+    assert again.returncode == 0 and figures("tuned/1") == figures("one"), again.stderr
+    frozen = by_two(*words, "--frozen")
+    assert frozen.returncode == 0 and frozen.stdout.count("Saved in tuned/2") == 1, frozen.stderr
+    taken = by_two(*words, "--out", tmp_path / "one")
+    assert taken.returncode != 0 and taken.stderr.count("exists: give a new folder") == 1
+    small = by_two(*words, "--gradient-accumulation-steps", 5)
+    assert small.returncode != 0 and "A batch of 9 rows cannot be cut into 10 parts" in small.stderr
+    assert sorted(path.name for path in (tmp_path / "tuned").iterdir()) == ["1", "2"]
 
 
 @pytest.mark.parametrize("objective, other", [("mlm", "nsp"), ("nsp", "mlm")])

@@ -28,8 +28,9 @@ from minibert.labels import Examples, hold_out, number_labels, read_examples, ta
 from minibert.heads import BertForPreTraining
 from minibert.model import BertModel
 from minibert.parity import assert_same, randomise_
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, forward_backward
+from minibert.training import Callback, forward_backward
 from minibert.weights import save_pretrained, to_hf
 
 TEXTS = [story.text for story in stories(60)]
@@ -187,7 +188,7 @@ def test_stopped_and_resumed_is_bit_for_bit(tokenizer, examples, tmp_path):
 
     def stop(history):
         if history[-1]["step"] == 8: raise RuntimeError("power cut")
-    with pytest.raises(RuntimeError): finetune(make(), *parts, CONFIG, tmp_path, on_log=stop, progress=False)
+    with pytest.raises(RuntimeError): finetune(make(), *parts, CONFIG, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
     with pytest.raises(FileExistsError, match="holds a run already"): finetune(make(), *parts, CONFIG, tmp_path)
     again = make()
     assert finetune(again, *parts, CONFIG, tmp_path, resume=True, progress=False) == lines
@@ -215,10 +216,10 @@ def test_the_best_is_what_is_kept(tokenizer, examples, tmp_path, where):
 def test_accumulation_is_the_whole_batch(tokenizer, examples, parts, rows):
     "The gradient of the parts is that of the batch, where the parts are unequal too; no part is larger than it should be."
     batch, seen = ExampleSampler(examples, tokenizer, 96).gather(range(rows)), []
-    def gradient(accumulate):
+    def gradient(parts):
         model = fresh(tokenizer).double()
         model.register_forward_pre_hook(lambda m, a, k: seen.append(len(k["input_ids"])), with_kwargs=True)
-        loss = forward_backward(model, batch, replace(CONFIG, batch_size=8, accumulate=accumulate))["loss"]
+        loss = forward_backward(model, batch, replace(CONFIG, batch_size=8, gradient_accumulation_steps=parts))["loss"]
         return [torch.tensor(loss), *(p.grad for p in model.parameters())]
     assert_same(gradient(parts), gradient(1), tol=1e-12)
     assert seen[-1] == rows and sum(seen[:-1]) == rows and len(seen) == min(parts, rows) + 1
@@ -227,9 +228,9 @@ def test_accumulation_is_the_whole_batch(tokenizer, examples, parts, rows):
 def test_accumulated_training_ends_where_the_whole_does(tokenizer, examples):
     learned, asked = (ExampleSampler(part, tokenizer, 96) for part in hold_out(examples))
     ends = []
-    for accumulate in (1, 3):
+    for parts in (1, 3):
         model = fresh(tokenizer).double()
-        finetune(model, learned, asked, replace(CONFIG, accumulate=accumulate), progress=False)
+        finetune(model, learned, asked, replace(CONFIG, gradient_accumulation_steps=parts), progress=False)
         ends.append(model.state_dict())
     assert_same(*ends, tol=1e-7)
 
@@ -272,7 +273,7 @@ def test_a_polite_signal_saves_first(tokenizer, examples, tmp_path, number):
     def ring(history):
         if history[-1]["step"] == 4: signal.raise_signal(number)
     with pytest.raises(KeyboardInterrupt, match="saved in"):
-        finetune(stopped, *parts, CONFIG, tmp_path, on_log=ring, progress=False)
+        finetune(stopped, *parts, CONFIG, tmp_path, callbacks=[Callback(on_log=ring)], progress=False)
     found = finetune(stopped, *parts, CONFIG, tmp_path, resume=True, progress=False)
     assert found == lines
     assert_same(stopped.state_dict(), straight.state_dict(), tol=0)
@@ -365,7 +366,7 @@ WRONG = {
     "frozen": (dict(frozen="yes"), "frozen is 'yes'"),
     "length": (dict(length=2), "length is 2: give 3 or more"),
     "length of a pair": (dict(length=4, text_pair_column="b"), "length is 4: give 5 or more"),
-    "parts": (dict(accumulate=33), "A batch of 32 texts cannot be cut into 33 parts"),
+    "parts": (dict(gradient_accumulation_steps=33), "A batch of 32 texts cannot be cut into 33 parts"),
     "training split": (dict(validation_split="train"), "the texts that are learned from"),
     "one column": (dict(label_column="text"), "The column 'text' is to be text and label at once"),
     "one label": (dict(label_names=("a",)), "give two or more different words"),

@@ -22,8 +22,9 @@ from minibert.inside import (
 from minibert.page import inspect
 from minibert.pairs import PairSampler
 from minibert.parity import randomise_
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, make_sampler, pretrain, resume, train_step
+from minibert.training import Callback, make_sampler, pretrain, resume, train_step
 from minibert.weights import save_pretrained, to_hf
 
 A, B = "anna lost her red ball .", "she found it under the bed ."
@@ -160,7 +161,7 @@ def test_observer_tells_what_gradient_descent_does(config, corpus, tokenizer):
     model, sampler = BertForPreTraining(config, seeded(1)), PairSampler(corpus, tokenizer, 40)
     before = {part: sum(p.detach().double().square().sum() for p in ps) ** 0.5 for part, ps in model_parts(model).items()}
     recipe = TrainingConfig(steps=1, warmup=0.0, batch_size=4, length=40)
-    line = train_step(model, [torch.optim.SGD(model.parameters(), lr=0.5)], sampler.batch(0, 4), 0, recipe, Observer())
+    line = train_step(model, [torch.optim.SGD(model.parameters(), lr=0.5)], sampler.batch(0, 4), 0, recipe, [Observer()])
     for part, weight in before.items():
         assert math.isclose(line[f"update/{part}"] * weight, 0.5 * line[f"gradient/{part}"], rel_tol=1e-3)
         after = sum(p.detach().double().square().sum() for p in model_parts(model)[part]) ** 0.5
@@ -174,15 +175,15 @@ def test_observed_and_resumed_run_is_the_run(config, corpus, tokenizer, tmp_path
     sampler = make_sampler(corpus, tokenizer, recipe)
     look, runs = Observer(plain_batch(sampler, size=2)), {}
     noisy = replace(config, hidden_dropout_prob=0.1)
-    for name, observe in {"alone": None, "watched": look}.items():
+    for name, callbacks in {"alone": [], "watched": [look]}.items():
         runs[name] = BertForPreTraining(noisy, seeded(1))
-        history = pretrain(runs[name], sampler, recipe, observe=observe, progress=False)
+        history = pretrain(runs[name], sampler, recipe, callbacks=callbacks, progress=False)
 
     def stop(lines):
         if lines[-1]["step"] == 3: raise KeyboardInterrupt
     broken = BertForPreTraining(noisy, seeded(1))
-    with pytest.raises(KeyboardInterrupt): pretrain(broken, sampler, recipe, tmp_path, observe=look, on_log=stop, progress=False)
-    again, lines = resume(tmp_path, sampler, observe=look, progress=False)
+    with pytest.raises(KeyboardInterrupt): pretrain(broken, sampler, recipe, tmp_path, callbacks=[look, Callback(on_log=stop)], progress=False)
+    again, lines = resume(tmp_path, sampler, callbacks=[look], progress=False)
     for name, weight in again.state_dict().items():
         assert torch.equal(weight, runs["watched"].state_dict()[name]) and torch.equal(weight, runs["alone"].state_dict()[name])
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf8").splitlines()]
@@ -332,7 +333,7 @@ def run(tiny, tokenizer, tmp_path_factory):
     folder.mkdir()
     documents = [s.sentences for s in stories(12)]
     sampler = make_sampler(Corpus.build(documents, tokenizer, folder / "corpus"), tokenizer, recipe)
-    pretrain(tiny, sampler, recipe, folder, observe=Observer(plain_batch(sampler, size=2)), progress=False)
+    pretrain(tiny, sampler, recipe, folder, callbacks=[Observer(plain_batch(sampler, size=2))], progress=False)
     save_pretrained(tiny, tokenizer, folder)
     Corpus.build(documents, tokenizer, folder / "held-out")
     return folder

@@ -24,8 +24,9 @@ from minibert.numpy_bert.training import (
     adamw_, as_arrays, clip_, evaluate_numpy, first_moments, gradients, memory_budget, pretrain_numpy, update_)
 from minibert.pairs import PairSampler
 from minibert.parity import assert_same, randomise_, reference_batch
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, pretrain
+from minibert.training import Callback, pretrain
 from minibert.weights import from_hf, load_pretrained, name_table, save_pretrained, to_hf
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -283,7 +284,7 @@ RUN = TrainingConfig(steps=25, batch_size=12, length=32, log_steps=4, learning_r
 
 @pytest.mark.parametrize("parts, tol", [(1, 1e-10), (5, 1e-10)])
 def test_same_run_as_minibert(told, tmp_path, parts, tol):
-    (corpus, tokenizer, config), run = told, replace(RUN, accumulate=parts)
+    (corpus, tokenizer, config), run = told, replace(RUN, gradient_accumulation_steps=parts)
     twin = BertForPreTraining(config, torch.Generator().manual_seed(3)).double()
     params = from_state_dict(to_hf(twin), config)
     theirs = pretrain(twin, PairSampler(corpus, tokenizer, 32, seed=0), run, progress=False)
@@ -315,7 +316,7 @@ def test_interrupted_runs_keep_their_weights(told, tmp_path):
         if len(lines) == 3: raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pretrain_numpy(config, PairSampler(corpus, tokenizer, 32, seed=0), RUN, tmp_path, on_log=stop)
+        pretrain_numpy(config, PairSampler(corpus, tokenizer, 32, seed=0), RUN, tmp_path, callbacks=[Callback(on_log=stop)])
     params, _ = load_weights(tmp_path)
     assert params.keys() == parameter_shapes(config).keys()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3

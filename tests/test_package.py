@@ -21,8 +21,9 @@ except ImportError: import tomli as tomllib  # Python 3.10
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if not path.name.startswith("_"))
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
-FLOORS = {  # of the appendix: core lies below every chapter
+FLOORS = {  # of the appendix: between which chapters each module lies; core and recipe lie below all
     "A_core": -1,
+    "F_recipe": -0.5,
     "J_families": 1.5,
     "B_text": 3.5,
     "N_tokenizer_files": 3.6,
@@ -33,6 +34,9 @@ FLOORS = {  # of the appendix: core lies below every chapter
     "R_compare": 10.6,
     "S_baselines": 12.5,
     "T_answers": 12.6,
+    "H_parallel": 13.2,
+    "G_optimizers": 13.3,
+    "I_checkpoints": 13.5,
     "P_page": 16.6,
     "M_labels": 17.5,
     "O_probe_runs": 17.6,

@@ -16,18 +16,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from minibert.checkpoints import best_checkpoint, latest_checkpoint, only_run_in
 from minibert.config import BertConfig
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
+from minibert.optimizers import make_optimizers
+from minibert.parallel import add_up_, any_process, join_processes, split_batch
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import (
-    TrainingConfig, add_up_, any_process, best_checkpoint, forward_backward, join_processes, latest_checkpoint,
-    make_sampler, only_run_in, pretrain, resume, split_batch)
+from minibert.training import Callback, forward_backward, make_sampler, pretrain, resume, train_step
 
 # an odd batch, in parts, with a gradient that is always too long, and both optimizers
-CONFIG = TrainingConfig(steps=8, length=32, batch_size=13, accumulate=2, max_grad_norm=0.3, optimizer="muon",
+CONFIG = TrainingConfig(steps=8, length=32, batch_size=13, gradient_accumulation_steps=2, max_grad_norm=0.3, optimizer="muon",
                         log_steps=2, checkpoint_steps=4)
 FIFTY = replace(CONFIG, steps=50, log_steps=1, checkpoint_steps=1000)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -48,7 +50,7 @@ def fresh(sampler, dropout=0.0):
     return BertForPreTraining(sizes, seeded(0, 0, 2)).double()
 
 
-def held_out(model): return {"held_out_loss": abs(model.nsp_head.weight.sum().item())}
+HELD_OUT = Callback(measure=lambda model: {"held_out_loss": abs(model.nsp_head.weight.sum().item())})
 
 
 def losses(lines): return [line["loss"] for line in lines]
@@ -75,22 +77,32 @@ def said(run, *args, **options):
     except BaseException as problem: return f"{type(problem).__name__}: {problem}"
 
 
+def first_logits(model, sampler):
+    "What this process computes in a step of a batch whose two halves are the same pairs."
+    seen, config = [], replace(CONFIG, batch_size=12, gradient_accumulation_steps=1)
+    model.train().nsp_head.register_forward_hook(lambda module, given, logits: seen.append(logits.tolist()))
+    batch = {name: torch.cat([values, values]) for name, values in sampler.batch(0, 6).items()}
+    train_step(model, make_optimizers(model, config), batch, 0, config)
+    return seen
+
+
 def everything(out):
     "Every scenario in one start; each process tells what it met."
     (rank, world), sampler = join_processes(), texts()
     model, calls = fresh(sampler), []
     if rank == 1: torch.nn.init.ones_(model.nsp_head.weight)  # only the first one's weights count
-    lines = pretrain(model, sampler, CONFIG, out / "straight", measure=held_out, progress=False,
-                     on_log=lambda history: calls.append(history[-1]["step"]))
+    lines = pretrain(model, sampler, CONFIG, out / "straight", progress=False,
+                     callbacks=[HELD_OUT, Callback(on_log=lambda history: calls.append(history[-1]["step"]))])
     told = dict(rank=rank, world=world, losses=losses(lines), calls=calls,
                 weights=sum(p.sum().item() for p in model.parameters()))
-    told["stopped"] = said(pretrain, fresh(sampler), Interrupted(sampler, rank), CONFIG, out / "stopped", measure=held_out)
-    told["resumed"] = losses(resume(out / "by_one", sampler, measure=held_out, progress=False)[1])
+    told["stopped"] = said(pretrain, fresh(sampler), Interrupted(sampler, rank), CONFIG, out / "stopped", callbacks=[HELD_OUT])
+    told["resumed"] = losses(resume(out / "by_one", sampler, callbacks=[HELD_OUT], progress=False)[1])
     model = fresh(sampler)
     if rank == 1: model.nsp_head.register_forward_hook(lambda module, given, logits: logits * torch.nan)
     told["no_number"] = said(pretrain, model, sampler, CONFIG, out / "no_number", progress=False)
-    told["too_small"] = said(pretrain, fresh(sampler), sampler, replace(CONFIG, accumulate=8), progress=False)
+    told["too_small"] = said(pretrain, fresh(sampler), sampler, replace(CONFIG, gradient_accumulation_steps=8), progress=False)
     told["noisy"] = [losses(pretrain(fresh(sampler, 0.3), sampler, CONFIG, progress=False)) for _ in range(2)]
+    told["twins"] = {rate: first_logits(fresh(sampler, rate), sampler) for rate in (0.0, 0.3)}
     group = weakref.ref(torch.distributed.group.WORLD)
     torch.distributed.destroy_process_group()
     atexit.unregister(torch.distributed.destroy_process_group)
@@ -147,12 +159,12 @@ def by_one(sampler, tmp_path_factory):
     "One process: a run that goes through, and the same, stopped in the middle."
     folder = tmp_path_factory.mktemp("one")
     model = fresh(sampler)
-    lines = pretrain(model, sampler, CONFIG, folder / "straight", measure=held_out, progress=False)
+    lines = pretrain(model, sampler, CONFIG, folder / "straight", callbacks=[HELD_OUT], progress=False)
 
     def stop(history):
         if history[-1]["step"] == 6: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(fresh(sampler), sampler, CONFIG, folder / "by_one", measure=held_out, on_log=stop, progress=False)
+        pretrain(fresh(sampler), sampler, CONFIG, folder / "by_one", callbacks=[HELD_OUT, Callback(on_log=stop)], progress=False)
     return folder, model, lines
 
 
@@ -218,7 +230,7 @@ def test_ctrl_c_in_any_process_stops_all_at_one_step(sampler, by_one, by_two):
     assert told[0]["stopped"] == told[1]["stopped"]
     assert told[0]["stopped"].startswith("KeyboardInterrupt: Stopped after step 6 of 8: saved in")
     assert latest_checkpoint(folder / "stopped")[1]["step"] == 6
-    model, lines = resume(folder / "stopped", sampler, measure=held_out, progress=False)
+    model, lines = resume(folder / "stopped", sampler, callbacks=[HELD_OUT], progress=False)
     assert apart(losses(lines), losses(by_one[2])) < 1e-9
 
 
@@ -245,6 +257,8 @@ def test_batch_with_too_few_pairs_is_refused_in_all(by_two):
 def test_dropout_with_two_is_repeatable_and_another_one_in_each(sampler, by_two):
     told = by_two[1]
     assert told[0]["noisy"] == told[1]["noisy"] and told[0]["noisy"][0] == told[0]["noisy"][1]
+    one, other = (told[rank]["twins"] for rank in (0, 1))  # the same pairs, so that only dropout can differ
+    assert one["0.0"] == other["0.0"] and one["0.3"] != other["0.3"]
     alone = losses(pretrain(fresh(sampler, 0.3), sampler, CONFIG, progress=False))
     assert 1e-3 < apart(alone, told[0]["noisy"][0])
     assert seeded(3, 5, 1).initial_seed() == seeded(3, 5, 1, 0).initial_seed() != seeded(3, 5, 1, 1).initial_seed()
@@ -256,8 +270,8 @@ def test_nothing_keeps_the_group_and_its_threads_past_the_end(by_two):
 
 
 def test_one_process_is_alone_and_pays_nothing():
-    code = ("import sys, minibert.training as t; assert t.join_processes() == (0, 1); "
-            "assert not t.dist.is_initialized() and 'accelerate' not in sys.modules and 'tensorboard' not in sys.modules")
+    code = ("import sys, minibert.training, minibert.parallel as p; assert p.join_processes() == (0, 1); "
+            "assert not p.dist.is_initialized() and 'accelerate' not in sys.modules and 'tensorboard' not in sys.modules")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     numbers = torch.arange(3.0)
     add_up_([numbers])
@@ -270,10 +284,10 @@ def test_shares_cover_the_batch_once(sampler):
     rows = torch.cat([part["input_ids"] for rank in (0, 1) for part in parts[rank::2]])
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, batch["input_ids"].tolist()))
     model = fresh(sampler)
-    whole = forward_backward(model, batch, replace(CONFIG, accumulate=1))
+    whole = forward_backward(model, batch, replace(CONFIG, gradient_accumulation_steps=1))
     gradient = model.nsp_head.weight.grad.clone()
     model.zero_grad()
-    again = forward_backward(model, batch, replace(CONFIG, accumulate=13))
+    again = forward_backward(model, batch, replace(CONFIG, gradient_accumulation_steps=13))
     assert abs(whole["loss"] - again["loss"]) < 1e-12
     assert (gradient - model.nsp_head.weight.grad).abs().max() < 1e-12
 

@@ -20,11 +20,13 @@ from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
+from minibert.optimizers import make_optimizers
 from minibert.parity import assert_same, randomise_
+from minibert.recipe import TrainingConfig
 from minibert.speed import PlainForm, fast_products, profile_loop, synthetic_batch, useful_flops
 from minibert.bench import Peer, bench, bench_table, draw_bench, list_peers, take_turns
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, make_optimizers, make_sampler, pretrain, resume, train_step
+from minibert.training import Callback, make_sampler, pretrain, resume, train_step
 
 SMALL = BertConfig(101, 24, 2, 4, 37, max_position_embeddings=40)
 onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
@@ -145,7 +147,7 @@ def test_a_run_with_these_products_resumes_bit_for_bit(tmp_path):
         models.append(BertForPreTraining(config, seeded(0)))
         lines = pretrain(models[0], sampler, loop, progress=False)
         with pytest.raises(RuntimeError):
-            pretrain(BertForPreTraining(config, seeded(0)), sampler, loop, tmp_path, on_log=stop, progress=False)
+            pretrain(BertForPreTraining(config, seeded(0)), sampler, loop, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
         model, again = resume(tmp_path, sampler, progress=False)
     assert again == lines
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters()))

@@ -17,7 +17,9 @@ from minibert.pairs import PairSampler, draw_pairs
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.text import SPECIALS
-from minibert.training import TrainingConfig, forward_backward, make_optimizers, make_sampler, pretrain, train_step
+from minibert.training import forward_backward, make_sampler, pretrain, train_step
+from minibert.optimizers import make_optimizers
+from minibert.recipe import TrainingConfig
 
 SMALL = BertConfig(vocab_size=41, hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=19)
 
@@ -122,6 +124,6 @@ def test_parts_of_a_batch_weigh_what_they_predict():
     batch["labels"] = batch["input_ids"].masked_fill(torch.arange(11) > torch.tensor([[1], [2], [5]]), -100)
     def gradients(parts):
         model = bert(dropout=0.0).double().eval()
-        losses = forward_backward(model, batch, replace(FIVE, batch_size=3, accumulate=parts))
+        losses = forward_backward(model, batch, replace(FIVE, batch_size=3, gradient_accumulation_steps=parts))
         return {name: p.grad for name, p in model.named_parameters()} | losses
     assert_same(gradients(3), gradients(1), tol=1e-10)

@@ -11,26 +11,27 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import count
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import torch
 
+from minibert.checkpoints import (
+    best_checkpoint, check_checkpoint, latest_checkpoint, list_checkpoints, only_run_in, save_checkpoint)
 from minibert.config import BertConfig
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
+from minibert.optimizers import make_optimizers
+from minibert.parallel import own_device
 from minibert.parity import assert_same
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import (
-    BatchedMuon, TrainingConfig, best_checkpoint, check_checkpoint, fit, forward_backward, latest_checkpoint,
-    list_checkpoints, make_optimizers, make_sampler, only_run_in, optimizer_tensors, own_device, parameter_groups, pretrain, restore_optimizers_, resume,
-    save_checkpoint, schedule_at, to_tensorboard, train_step)
+    Callback, TensorBoard, fit, forward_backward, make_sampler, pretrain, resume, train_step)
 
 CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
 
@@ -92,72 +93,9 @@ def test_hundred_steps_take_the_same_path_as_hf(texts):
     assert max(differences) < 1e-8
 
 
-def test_groups_are_a_partition(small):
-    model = fresh(small)
-    for optimizer in ("adamw", "muon"):
-        groups = parameter_groups(model, replace(CONFIG, optimizer=optimizer))
-        members = [id(p) for group in groups.values() for p in group]
-        assert sorted(members) == sorted({id(p) for p in model.parameters()})
-        names = {id(p): n for n, p in model.named_parameters()}
-        assert {names[id(p)] for p in groups["no_decay"]} == {n for n, p in model.named_parameters() if n.endswith("bias") or "norm" in n}
-
-
-def muon_path(kind, shapes, steps=4, missing=(), dtype=torch.float64):
-    "Weights after some steps with drawn gradients; `missing` have none in the second step."
-    dice = seeded(7)
-    matrices = [torch.nn.Parameter(torch.randn(shape, generator=dice, dtype=dtype)) for shape in shapes]
-    muon = kind(matrices, lr=0.02, weight_decay=0.1)
-    for step in range(steps):
-        for k, p in enumerate(matrices):
-            gradient = torch.randn(p.shape, generator=dice, dtype=dtype) * 10.0 ** (k - 2)
-            p.grad = None if step == 1 and k in missing else gradient
-        muon.step()
-    return [p.detach() for p in matrices], muon
-
-
-@pytest.mark.parametrize("shapes", [[(6, 6)], [(6, 9), (9, 6)], [(1, 5), (5, 1), (5, 5), (9, 6), (6, 9), (5, 5)]], ids=str)
-@pytest.mark.parametrize("missing", [(), (0,)])
-def test_batched_muon_is_torchs(shapes, missing):
-    "In float64 all the way (PyTorch's rounds to bfloat16 otherwise) the two agree to the last digits."
-    with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
-        ours, theirs = (muon_path(kind, shapes, missing=missing)[0] for kind in (BatchedMuon, torch.optim.Muon))
-    assert assert_same(ours, theirs, tol=1e-11) < 1e-11
-
-
-def test_batched_muon_is_torchs_in_bfloat16_too():
-    shapes = [(32, 32), (64, 32), (32, 64), (32, 32)]
-    half = partial(BatchedMuon, precision="bfloat16")
-    ours, theirs, full = (muon_path(kind, shapes, dtype=torch.float32)[0] for kind in (half, torch.optim.Muon, BatchedMuon))
-    assert assert_same(ours, theirs, tol=5e-3) < 5e-3  # four steps of 0.02, three digits each
-    assert not all(torch.equal(a, b) for a, b in zip(ours, full))
-
-
-def test_muon_rounds_to_bfloat16_only_where_it_is_asked_to(small):
-    "What a float32 run computes in bfloat16 takes ninety times as long where the processor lacks the instructions."
-    model, cast = fresh(small), []
-    plain = torch.Tensor.to
-    def to(self, *args, **kwargs):
-        if torch.bfloat16 in args: cast.append(self.shape)
-        return plain(self, *args, **kwargs)
-    for precision in ("float32", "bfloat16"):
-        muon, _ = make_optimizers(model, replace(CONFIG, precision=precision))
-        for p in model.parameters(): p.grad = torch.ones_like(p)
-        with patch.object(torch.Tensor, "to", to), patch.object(torch.Tensor, "bfloat16", lambda x: to(x, torch.bfloat16)): muon.step()
-        assert bool(cast) == (precision == "bfloat16")
-
-
-@pytest.mark.parametrize("wrong", [
-    dict(optimizer="sgd"), dict(precision="bf16"), dict(precision="auto"), dict(schedule="cosine"), dict(steps=2.5), dict(steps=True),
-    dict(learning_rate=float("inf")), dict(learning_rate=float("nan")), dict(checkpoint_minutes=float("nan")), dict(seed=-1), dict(seed=0.5),
-    dict(whole_words="no"), dict(warmup=-0.1), dict(weight_decay=float("inf")), dict(steps="10"), dict(max_grad_norm=0), dict(steps=0)],
-    ids=str)
-def test_a_config_that_describes_no_run_is_refused_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))): TrainingConfig(**wrong)
-
-
 @pytest.mark.parametrize("objective", ["mlm", "nsp"])
 def test_one_objective_alone_trains_and_resumes(texts, small, tmp_path, objective):
-    config, kept = replace(CONFIG, accumulate=2, checkpoint_steps=5, objectives=objective), f"{objective}_loss"
+    config, kept = replace(CONFIG, gradient_accumulation_steps=2, checkpoint_steps=5, objectives=objective), f"{objective}_loss"
     sampler = make_sampler(*texts, config)
     lines = pretrain(model := fresh(small), sampler, config, tmp_path, progress=False)
     assert all(line["loss"] == line[kept] for line in lines)
@@ -177,7 +115,7 @@ def test_parts_without_a_predicted_token_count_as_nothing(texts, small):
     batch = make_sampler(*texts, CONFIG).batch(0, 4)
     batch["labels"][1:] = -100
     whole(**batch).loss.backward()
-    losses = forward_backward(parts, batch, replace(CONFIG, accumulate=4))
+    losses = forward_backward(parts, batch, replace(CONFIG, gradient_accumulation_steps=4))
     assert all(math.isfinite(value) for value in losses.values())
     for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
 
@@ -212,7 +150,7 @@ def test_the_step_knows_no_objective_by_name():
     torch.manual_seed(0)
     whole, parts = (model := Bag().double()), copy.deepcopy(model)
     whole(ids).loss.backward()
-    found = forward_backward(parts, dict(ids=ids), replace(CONFIG, accumulate=3))
+    found = forward_backward(parts, dict(ids=ids), replace(CONFIG, gradient_accumulation_steps=3))
     assert list(found) == ["loss", "clm_loss", "size_loss"] and found["loss"] == pytest.approx(whole(ids).loss.item(), rel=1e-12)
     for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
     model, config = Bag(), replace(CONFIG, steps=40, learning_rate=0.1)
@@ -228,16 +166,19 @@ class Rows:
     def batch(self, step, n): return dict(ids=torch.randint(1, 20, (n, 6), generator=seeded(step, 5)))
 
 
+ZERO = Callback(measure=lambda model: dict(held_out_loss=0.0))
+
+
 def test_fit_trains_and_resumes_any_model(tmp_path):
-    config, whole = replace(CONFIG, accumulate=3, checkpoint_steps=4), Bag()
+    config, whole = replace(CONFIG, gradient_accumulation_steps=3, checkpoint_steps=4), Bag()
     parts = copy.deepcopy(whole)
-    lines = fit(whole, Rows(), config, measure=lambda model: dict(held_out_loss=0.0), progress=False)
+    lines = fit(whole, Rows(), config, callbacks=[ZERO], progress=False)
     def cut(history):
         if history[-1]["step"] == 6: raise RuntimeError("power cut")
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(parts, Rows(), config, tmp_path, measure=lambda model: dict(held_out_loss=0.0), on_log=cut, progress=False)
+        fit(parts, Rows(), config, tmp_path, callbacks=[ZERO, Callback(on_log=cut)], progress=False)
     again = Bag(20, 8)
-    assert fit(again, Rows(), config, tmp_path, resume=True, measure=lambda model: dict(held_out_loss=0.0), progress=False) == lines
+    assert fit(again, Rows(), config, tmp_path, resume=True, callbacks=[ZERO], progress=False) == lines
     assert equal(whole, again) and {"clm_loss", "size_loss"} < lines[0].keys()
     with pytest.raises(ValueError, match="goes on from its folder"): fit(Bag(), Rows(), config, resume=True, progress=False)
     with pytest.raises(ValueError, match="model.D was 8 and is 9"): fit(Bag(20, 9), Rows(), config, tmp_path, resume=True, progress=False)
@@ -258,7 +199,7 @@ def test_a_request_for_slow_bfloat16_is_warned_of(texts, small, monkeypatch):
 def test_the_loop_leaves_the_process_as_it_was(texts, small, monkeypatch):
     "glibc's settings and the signal handlers are the host's; the frozen part of a model is its owner's."
     def refuse(): raise AssertionError("the loop changed how this process keeps memory")
-    monkeypatch.setattr("minibert.training.keep_freed_memory", refuse)
+    monkeypatch.setattr("minibert.core.keep_freed_memory", refuse)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     model, modes = fresh(small), []
 
@@ -266,7 +207,7 @@ def test_the_loop_leaves_the_process_as_it_was(texts, small, monkeypatch):
         if len(history) == 1: model.bert.eval()
         modes.append((model.training, model.bert.training))
     def measure(model): return {"held_out_loss": model.eval().nsp_head.weight.sum().item()}
-    pretrain(model, make_sampler(*texts, CONFIG), CONFIG, on_log=freeze, measure=measure, progress=False)
+    pretrain(model, make_sampler(*texts, CONFIG), CONFIG, callbacks=[Callback(on_log=freeze, measure=measure)], progress=False)
     assert set(modes) == {(True, False)}
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
@@ -280,7 +221,7 @@ def test_a_signal_saves_and_a_copy_beside_the_checkpoints_stays(texts, small, tm
     def stop(history):
         if history[-1]["step"] == 4: signal.raise_signal(number)
     with pytest.raises(KeyboardInterrupt, match="Stopped after step 4 of 10: saved in"):
-        pretrain(fresh(small), sampler, CONFIG, tmp_path, on_log=stop, progress=False)
+        pretrain(fresh(small), sampler, CONFIG, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
     copy = tmp_path / "checkpoints/00000001-my-best"
     shutil.copytree(latest_checkpoint(tmp_path)[0], copy)
     before = latest_checkpoint(tmp_path)[1]["seconds"]
@@ -298,25 +239,6 @@ def test_the_bar_says_how_long_a_slow_machine_takes(texts, small, capsys, monkey
     assert re.search(r"about \d+ min here", said) and "mlm=" in said
 
 
-def test_memory_of_either_muon_serves_the_other():
-    "A run that began with PyTorch's Muon goes on with ours, and the other way."
-    shapes = [(6, 6), (9, 6), (6, 9)]
-    for one, other in ((BatchedMuon, torch.optim.Muon), (torch.optim.Muon, BatchedMuon)):
-        matrices, muon = muon_path(one, shapes)
-        again = other([torch.nn.Parameter(p.clone()) for p in matrices], lr=0.02, weight_decay=0.1)
-        restore_optimizers_([again], {k: v.clone() for k, v in optimizer_tensors([muon]).items()})
-        assert assert_same(optimizer_tensors([again]), optimizer_tensors([muon])) == 0
-        again.step()
-
-
-@pytest.mark.parametrize("schedule", ["linear", "trapezoid"])
-@pytest.mark.parametrize("steps,warmup", [(1, 0.1), (2, 0.0), (7, 1.0), (1000, 0.06)])
-def test_schedule_stays_within_its_bounds(schedule, steps, warmup):
-    config = TrainingConfig(steps=steps, warmup=warmup, cooldown=0.0 if warmup == 1 else 0.2, schedule=schedule)
-    shares = [schedule_at(n, config) for n in range(steps)]
-    assert all(0 < share <= 1 for share in shares)
-
-
 def test_resume_is_bit_for_bit_after_damage(texts, small, tmp_path):
     "A run stopped at 6, its newest checkpoint spoiled: it goes on from the one before."
     sampler = make_sampler(*texts, CONFIG)
@@ -325,7 +247,7 @@ def test_resume_is_bit_for_bit_after_damage(texts, small, tmp_path):
 
     def stop(history):
         if history[-1]["step"] == 8: raise RuntimeError("power cut")
-    with pytest.raises(RuntimeError): pretrain(fresh(small), sampler, CONFIG, tmp_path, on_log=stop, progress=False)
+    with pytest.raises(RuntimeError): pretrain(fresh(small), sampler, CONFIG, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
     newest, _ = latest_checkpoint(tmp_path)
     assert newest.name == "00000006"
     spoiled = newest / "optimizer.safetensors"
@@ -350,13 +272,13 @@ def test_only_whole_checkpoints_carry_the_name(texts, small, tmp_path, monkeypat
     optimizers = make_optimizers(model, CONFIG)
     train_step(model, optimizers, sampler.batch(0, 4), 0, CONFIG)
     save_checkpoint(tmp_path, 1, model, optimizers, {})
-    import minibert.training as training
+    import minibert.checkpoints as checkpoints
     written = []
 
     def full(path, data):
         if written: raise OSError(28, "No space left on device", str(path))
         written.append(path)
-    monkeypatch.setattr(training, "write_whole", full)
+    monkeypatch.setattr(checkpoints, "write_whole", full)
     with pytest.raises(OSError, match="No space left"): save_checkpoint(tmp_path, 2, model, optimizers, {})
     assert latest_checkpoint(tmp_path)[1]["step"] == 1
 
@@ -389,7 +311,7 @@ def test_observer_is_asked_at_the_logged_steps_and_touches_nothing(texts, small,
         with seen_by(model) as seen: yield seen
         asked.append(len(asked))
     lines = pretrain(plain, sampler, CONFIG, progress=False)
-    seen = pretrain(watched, sampler, CONFIG, tmp_path, observe=observe, progress=False)
+    seen = pretrain(watched, sampler, CONFIG, tmp_path, callbacks=[Callback(around_update=observe)], progress=False)
     assert equal(plain, watched) and len(asked) == len(lines) == 6
     assert all(line["moved"] > 0 and 0 < line["gradient"] <= line["grad_norm"] for line in seen)
     assert [{k: v for k, v in line.items() if k not in ("moved", "gradient")} for line in seen] == lines
@@ -400,9 +322,9 @@ def test_figures_under_a_name_that_is_taken_are_refused(texts, small):
     sampler = make_sampler(*texts, CONFIG)
     observe = contextmanager(lambda model: iter([{"loss": 1.0}]))
     with pytest.raises(ValueError, match="has loss already"):
-        pretrain(fresh(small), sampler, CONFIG, observe=observe, progress=False)
+        pretrain(fresh(small), sampler, CONFIG, callbacks=[Callback(around_update=observe)], progress=False)
     with pytest.raises(ValueError, match="gave no held_out_loss.*but accuracy"):
-        pretrain(fresh(small), sampler, CONFIG, measure=lambda model: {"accuracy": 1.0}, progress=False)
+        pretrain(fresh(small), sampler, CONFIG, callbacks=[Callback(measure=lambda model: {"accuracy": 1.0})], progress=False)
 
 
 def measure_by(losses):
@@ -426,7 +348,7 @@ def test_best_checkpoint_stays_beside_the_last_ones(texts, small, tmp_path):
     plain, measured = fresh(small), fresh(small)
     pretrain(plain, sampler, config, progress=False)
     losses = [5.0, 3.0, float("nan"), 4.0, 3.0, 6.0, 7.0]
-    lines = pretrain(measured, sampler, config, tmp_path, measure=measure_by(losses), progress=False)
+    lines = pretrain(measured, sampler, config, tmp_path, callbacks=[Callback(measure=measure_by(losses))], progress=False)
     assert equal(plain, measured)
     assert names(tmp_path) == ["00000004", "00000012", "00000014"]
     path, state = best_checkpoint(tmp_path)
@@ -441,7 +363,7 @@ def test_best_checkpoint_stays_beside_the_last_ones(texts, small, tmp_path):
 def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp_path):
     sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, log_steps=4)
     def steady(model): return {"held_out_loss": 1 + abs(model.eval().nsp_head.weight.sum().item())}
-    lines = pretrain(straight := fresh(small), sampler, config, tmp_path / "a", measure=steady, progress=False)
+    lines = pretrain(straight := fresh(small), sampler, config, tmp_path / "a", callbacks=[Callback(measure=steady)], progress=False)
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8, 9, 10]
     calls = []
 
@@ -452,10 +374,10 @@ def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp
     def stop(history):
         if history[-1]["step"] == 8: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="Stopped after step 8 of 10"):
-        pretrain(fresh(small), sampler, config, tmp_path / "b", measure=stopping, on_log=stop, progress=False)
+        pretrain(fresh(small), sampler, config, tmp_path / "b", callbacks=[Callback(measure=stopping, on_log=stop)], progress=False)
     assert len(calls) == 2 and but_for_time(latest_checkpoint(tmp_path / "b")) | {"sha256": 0, "about": 0} == dict(
         step=8, sha256=0, about=0, measured={})
-    model, again = resume(tmp_path / "b", sampler, measure=stopping, progress=False)
+    model, again = resume(tmp_path / "b", sampler, callbacks=[Callback(measure=stopping)], progress=False)
     assert equal(straight, model) and again == lines and len(calls) == 4
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
     assert but_for_time(best_checkpoint(tmp_path / "a")) == but_for_time(best_checkpoint(tmp_path / "b"))
@@ -463,7 +385,7 @@ def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with only_run_in(tmp_path):
-        code = f"from minibert.training import only_run_in\nwith only_run_in({str(tmp_path)!r}): pass"
+        code = f"from minibert.checkpoints import only_run_in\nwith only_run_in({str(tmp_path)!r}): pass"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "Another process is training in" in done.stderr
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -495,8 +417,9 @@ from minibert.core import seeded
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
+from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import TrainingConfig, latest_checkpoint, make_sampler, pretrain, resume
+from minibert.training import Callback, make_sampler, pretrain, resume
 documents = load_documents("stories", limit=60)
 tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=500)
 config = TrainingConfig(steps=60, length=32, batch_size=4, log_steps=2, checkpoint_steps=2, optimizer="muon")
@@ -504,9 +427,9 @@ sampler = make_sampler(Corpus.build(documents, tokenizer), tokenizer, config)
 sizes = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
                    intermediate_size=64, max_position_embeddings=64)
 print("ready", flush=True)
-def measure(model): return {"held_out_loss": abs(model.nsp_head.weight.sum().item())}
-try: resume(sys.argv[1], sampler, measure=measure, progress=False)
-except FileNotFoundError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], measure=measure, progress=False)
+look = [Callback(measure=lambda model: {"held_out_loss": abs(model.nsp_head.weight.sum().item())})]
+try: resume(sys.argv[1], sampler, callbacks=look, progress=False)
+except FileNotFoundError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], callbacks=look, progress=False)
 print("done", flush=True)
 """
 
@@ -555,15 +478,15 @@ def test_tensorboard_shows_each_line_once_after_a_resume_too(texts, small, tmp_p
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     sampler, folder = make_sampler(*texts, CONFIG), tmp_path / "board"
-    write = to_tensorboard(folder)
+    board = TensorBoard(folder)
     assert not folder.exists()
 
     def stop(history):
-        write(history)
+        board.on_log(history)
         if history[-1]["step"] == 8: raise RuntimeError("power cut")
     with pytest.raises(RuntimeError):
-        pretrain(fresh(small), sampler, CONFIG, tmp_path / "run", on_log=stop, progress=False)
-    _, lines = resume(tmp_path / "run", sampler, on_log=to_tensorboard(folder), progress=False)
+        pretrain(fresh(small), sampler, CONFIG, tmp_path / "run", callbacks=[Callback(on_log=stop)], progress=False)
+    _, lines = resume(tmp_path / "run", sampler, callbacks=[TensorBoard(folder)], progress=False)
     board = EventAccumulator(str(folder)).Reload()
     assert set(board.Tags()["scalars"]) == lines[0].keys() - {"step"}
     for name in ("loss", "learning_rate"):
@@ -574,7 +497,7 @@ def test_tensorboard_shows_each_line_once_after_a_resume_too(texts, small, tmp_p
 
 def test_missing_tensorboard_is_said_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="TensorBoard is not installed: pip install tensorboard"): to_tensorboard(tmp_path)
+    with pytest.raises(ImportError, match="TensorBoard is not installed: pip install tensorboard"): TensorBoard(tmp_path)
 
 
 def test_resume_keeps_the_precision_and_takes_a_device(texts, small, tmp_path):
@@ -605,9 +528,6 @@ def test_gpu_takes_the_same_path_as_the_cpu(texts, small, tmp_path):
     again = pretrain(fresh(still).double().to(own_device()), sampler, config, tmp_path, progress=False)
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(lines, again)) < 1e-9
     resume(tmp_path, sampler, device=own_device(), progress=False)
-
-
-def test_config_survives_json(): assert TrainingConfig(**json.loads(json.dumps(asdict(CONFIG)))) == CONFIG
 
 
 def test_a_checkpoint_without_state_is_damaged(tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +159,8 @@ def update_(
     training,  # a TrainingConfig
 ) -> dict[str, float]:  # loss, mlm_loss, nsp_loss, grad_norm, learning_rate
     "One update; FloatingPointError, and no update, if the gradient is not finite."
-    losses, grads = gradients(params, config, batch, training.accumulate)
+    parts = training.gradient_accumulation_steps
+    losses, grads = gradients(params, config, batch, parts)
     norm, rate = clip_(grads, training.max_grad_norm), rate_at(step, training)
     if not math.isfinite(norm + losses["loss"]):
         raise FloatingPointError(
@@ -186,12 +187,13 @@ def _check_run(config: BertConfig, training, folder: str | Path | None) -> None:
                          f"{config.max_position_embeddings}: choose a smaller length.")
 
 # %% ../../nbs/21_numpy_training.ipynb #f0fb4c85
-def _log(history: list[dict], folder: str | Path | None, on_log) -> None:
+def _log(history: list[dict], folder: str | Path | None, callbacks) -> None:
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with open(Path(folder) / "metrics.jsonl", "a", encoding="utf8") as file:
             file.write(json.dumps(history[-1]) + "\n")
-    if on_log: on_log(history)
+    for callback in callbacks:
+        if callback.on_log: callback.on_log(history)
 
 # %% ../../nbs/21_numpy_training.ipynb #7eef1270
 def pretrain_numpy(
@@ -201,7 +203,7 @@ def pretrain_numpy(
     folder: str | Path | None = None,  # gets metrics.jsonl, and a checkpoint at the end
     *,
     params: dict[str, Array] | None = None,  # trained in place; None: first_weights
-    on_log: Callable[[list[dict]], None] | None = None,  # called at each new line
+    callbacks: Iterable = (),  # chapter 14's; their on_log is given all lines
 ) -> tuple[dict[str, Array], list[dict]]:  # the parameters, the lines of metrics.jsonl
     "Pre-train on both objectives with NumPy alone; Ctrl-C saves the weights and stops."
     _check_run(config, training, folder)
@@ -214,7 +216,7 @@ def pretrain_numpy(
             if (step + 1) % training.log_steps and step + 1 not in (1, training.steps):
                 continue
             history.append(dict(step=step + 1) | metrics)
-            _log(history, folder, on_log)
+            _log(history, folder, callbacks)
     finally:
         if folder and history: save_weights(params, config, folder, sampler.tokenizer)
     return params, history

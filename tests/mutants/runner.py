@@ -30,6 +30,7 @@ from mutants.bank import Mutant, patch, read_bank  # noqa: E402
 
 TESTS = {  # what is asked when a notebook does not refuse: the quick tests of these files
     "core": "core evaluation training",
+    "recipe": "recipe training",
     "config": "config",
     "families": "parity weights finetuning",
     "parity": "parity_tools",
@@ -51,7 +52,10 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "baselines": "evaluation",
     "answers": "evaluation",
     "pairs": "pairs",
-    "training": "training",
+    "optimizers": "optimizers training",
+    "parallel": "scale",
+    "checkpoints": "training",
+    "training": "training scale",
     "evaluation": "evaluation",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
