@@ -129,15 +129,15 @@ def test_parity_agrees_and_says_so(run, tmp_path):
 
 
 def test_parity_exits_with_one_where_they_differ(run, monkeypatch):
-    import minibert.weights as weights
+    import minibert.compare as compare
     from minibert.cli import main
-    opened = weights.load_pretrained
+    opened = compare.load_pretrained
 
     def moved(*args, **kwargs):
         model = opened(*args, **kwargs)
         with torch.no_grad(): model.bert.encoder.layers[1].feed_forward.down.bias[0] += 1e-3
         return model
-    monkeypatch.setattr(weights, "load_pretrained", moved)
+    monkeypatch.setattr(compare, "load_pretrained", moved)
     assert main(["parity", str(run)]) == 1
 
 
