@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .core import write_whole
 from .parallel import join_processes
+from .weights import write_model
 
 # %% auto #0
 __all__ = ['optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'read_state', 'read_about', 'seconds_trained',
@@ -73,10 +74,12 @@ def read_state(
                          f"cannot be read ({problem!r}).") from None
 
 # %% ../nbs/appendix/I_checkpoints.ipynb #9426b59b
-def read_about(folder: str | Path) -> dict:  # model, examples, training
+def read_about(
+    folder: str | Path,
+) -> tuple[Path, dict]:  # the checkpoint; its model, examples, training
     "How a run was begun, by its newest checkpoint; FileNotFoundError without one."
     for checkpoint in list_checkpoints(folder)[::-1]:
-        try: return read_state(checkpoint)["about"]
+        try: return checkpoint, read_state(checkpoint)["about"]
         except ValueError: continue
     raise FileNotFoundError(_NONE.format(folder))
 
@@ -115,10 +118,9 @@ def save_checkpoint(
     aside = final.with_name(f".{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    files = {"model.safetensors": save(model.state_dict()),
-             "optimizer.safetensors": save(optimizer_tensors(optimizers))}
-    for name, data in files.items(): write_whole(aside / name, data)
-    sums = {name: sha256(data).hexdigest() for name, data in files.items()}
+    write_model(model, aside)
+    write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
+    sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in aside.iterdir()}
     state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
                  measured=measured or {})
     write_whole(aside / "state.json", json.dumps(state, indent=1))

@@ -26,7 +26,6 @@ __all__ = ['bag_of_words', 'pool', 'ClassifierOutput', 'ClassifierConfig', 'Bert
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
@@ -45,7 +44,8 @@ from .parallel import (
 from .recipe import TrainingConfig
 from .tokenizer import WordPieceTokenizer, pad_rows
 from .training import Callback, fit
-from .weights import load_encoder, load_pretrained, save_pretrained, to_hf
+from .weights import (
+    load_encoder, load_pretrained, read_weights, save_pretrained, to_hf)
 
 # %% ../nbs/18_finetuning.ipynb #2bb32742
 def _words(text: str | tuple) -> list[str]:
@@ -332,7 +332,7 @@ def finetune(
     history = fit(model, train, config, folder, about=about,
                   callbacks=[best, *callbacks], **options)
     if join_processes()[0] == 0:
-        if folder: best.state = load_file(best_checkpoint(folder)[0] / "model.safetensors")
+        if folder: best.state = read_weights(best_checkpoint(folder)[0], model)
         model.load_state_dict(best.state)
     share_weights_(model)
     return history

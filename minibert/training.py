@@ -27,9 +27,9 @@ from tqdm import tqdm
 from .checkpoints import (
     append_metrics, check_same, keep_batch, latest_checkpoint, list_checkpoints,
     only_run_in, read_about, read_metrics, restore_optimizers_, save_checkpoint)
-from .config import BertConfig
 from .core import choose_precision, evaluating, seeded
 from .corpus import Corpus
+from .families import family_of
 from .heads import BertForPreTraining
 from .optimizers import make_optimizers
 from .pairs import PairSampler
@@ -38,6 +38,7 @@ from minibert.parallel import (
     split_batch)
 from .recipe import TrainingConfig, schedule_at
 from .tokenizer import WordPieceTokenizer
+from .weights import build_model, read_weights
 
 # %% ../nbs/14_training.ipynb #6a9669e1
 def forward_backward(
@@ -232,6 +233,7 @@ def _stopped(state):
 # %% ../nbs/14_training.ipynb #6b1f0a02
 def _begin(model, examples, config, folder, about, resume):
     "The state of a run before its next step."
+    if folder: family_of(model)  # who cannot be written should not be trained for days
     about = dict(model=asdict(model.config), examples=examples.info,
                  training=asdict(config)) | (about or {})
     about = json.loads(json.dumps(about))  # as a checkpoint gives it back
@@ -240,7 +242,7 @@ def _begin(model, examples, config, folder, about, resume):
     if resume:
         checkpoint, found = latest_checkpoint(folder)
         check_same(found["about"], about)
-        weights = load_file(checkpoint / "model.safetensors")
+        weights = read_weights(checkpoint, model)
         dtype = weights[next(model.named_parameters())[0]].dtype
         model.to(dtype).load_state_dict(weights)
     elif folder:
@@ -335,13 +337,13 @@ def resume(
     *,
     device: torch.device | str = "cpu",  # where to go on
     **options,  # callbacks, progress: see `fit`
-) -> tuple[BertForPreTraining, list[dict]]:  # the model, the lines of metrics.jsonl
+) -> tuple[nn.Module, list[dict]]:  # the model, the lines of metrics.jsonl
     "Go on from the newest checkpoint, bit for bit as if the run had never stopped."
-    about = read_about(folder)
+    checkpoint, about = read_about(folder)
     config = config or TrainingConfig(**about["training"])
     if sampler is None:
         tokenizer = WordPieceTokenizer.from_pretrained(folder)
         corpus = Corpus.open(Path(folder) / "corpus", tokenizer)
         sampler = make_sampler(corpus, tokenizer, config)
-    model = BertForPreTraining(BertConfig(**about["model"])).to(device)
+    model = build_model(checkpoint).to(device)
     return model, fit(model, sampler, config, folder, resume=True, **options)

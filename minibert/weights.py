@@ -31,7 +31,7 @@ from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
 __all__ = ['name_table', 'from_hf', 'read_sizes', 'read_tensors', 'find_checkpoint', 'load_pretrained', 'load_encoder', 'to_hf',
-           'write_model', 'read_weights', 'save_pretrained', 'encode_for', 'fill_mask', 'next_sentence']
+           'write_model', 'build_model', 'read_weights', 'save_pretrained', 'encode_for', 'fill_mask', 'next_sentence']
 
 # %% ../nbs/10_weights.ipynb #91d34d74
 def _empty(family: Family, config: Any) -> nn.Module:
@@ -309,6 +309,16 @@ def write_model(model: nn.Module, folder: Path) -> None:
     if family.tied: values |= dict(tie_word_embeddings=True)
     write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
     write_whole(folder / "model.safetensors", save(state, {"format": "pt"}))
+
+
+def build_model(
+    folder: Path,  # with a config.json
+) -> nn.Module:  # in train mode
+    "The model that a folder's config.json describes; its weights are not set."
+    values = read_config(folder / "config.json")
+    said = next(iter(values.get("architectures") or ()), None)
+    name, family = find_family(values.get("model_type"), said)
+    return _empty(family, read_sizes(values, name)).to_empty(device="cpu")
 
 
 def read_weights(

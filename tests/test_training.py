@@ -1,5 +1,4 @@
 """The loop against a plain one around Hugging Face's model; nothing lost, whatever happens."""
-import copy
 import json
 import math
 import os
@@ -11,9 +10,8 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +29,7 @@ from minibert.parity import assert_same
 from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import (
-    Callback, TensorBoard, fit, forward_backward, make_sampler, pretrain, resume, train_step)
+    Callback, TensorBoard, forward_backward, make_sampler, pretrain, resume, train_step)
 
 CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
 
@@ -118,72 +116,6 @@ def test_parts_without_a_predicted_token_count_as_nothing(texts, small):
     losses = forward_backward(parts, batch, replace(CONFIG, gradient_accumulation_steps=4))
     assert all(math.isfinite(value) for value in losses.values())
     for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
-
-
-@dataclass(frozen=True)
-class BagConfig:
-    V: int
-    D: int
-
-
-class Bag(torch.nn.Module):
-    "A model of another kind: the mean of the words so far guesses the next one, and the last word the length."
-
-    def __init__(self, V=20, D=8):
-        super().__init__()
-        self.config = BagConfig(V, D)
-        self.table, self.out, self.size = torch.nn.Embedding(V, D), torch.nn.Linear(D, V), torch.nn.Linear(D, 6)
-
-    def counts(self, batch): return dict(clm=int((batch["ids"][:, 1:] > 0).sum()), size=len(batch["ids"]))
-
-    def forward(self, ids):
-        seen = self.table(ids).cumsum(1) / torch.arange(1, ids.shape[1] + 1)[:, None]
-        real = ids[:, 1:] > 0
-        clm = torch.nn.functional.cross_entropy(self.out(seen[:, :-1])[real], ids[:, 1:][real])
-        size = torch.nn.functional.cross_entropy(self.size(seen[:, -1]), real.sum(1))
-        return SimpleNamespace(losses=dict(clm=clm, size=3 * size), loss=clm + 3 * size)
-
-
-def test_the_step_knows_no_objective_by_name():
-    ids = torch.randint(1, 20, (7, 6), generator=seeded(0))
-    for row, length in enumerate((6, 2, 4, 3, 6, 5, 2)): ids[row, length:] = 0
-    torch.manual_seed(0)
-    whole, parts = (model := Bag().double()), copy.deepcopy(model)
-    whole(ids).loss.backward()
-    found = forward_backward(parts, dict(ids=ids), replace(CONFIG, gradient_accumulation_steps=3))
-    assert list(found) == ["loss", "clm_loss", "size_loss"] and found["loss"] == pytest.approx(whole(ids).loss.item(), rel=1e-12)
-    for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
-    model, config = Bag(), replace(CONFIG, steps=40, learning_rate=0.1)
-    optimizers = make_optimizers(model, config)
-    lines = [train_step(model, optimizers, dict(ids=ids), step, config) for step in range(40)]
-    assert lines[-1]["clm_loss"] < 0.7 * lines[0]["clm_loss"] and lines[-1]["size_loss"] < 0.7 * lines[0]["size_loss"]
-
-
-class Rows:
-    "Examples of another kind: rows of numbers, 1 to 19, that a step draws anew."
-
-    info = dict(rows="by lot")
-    def batch(self, step, n): return dict(ids=torch.randint(1, 20, (n, 6), generator=seeded(step, 5)))
-
-
-ZERO = Callback(measure=lambda model: dict(held_out_loss=0.0))
-
-
-def test_fit_trains_and_resumes_any_model(tmp_path):
-    config, whole = replace(CONFIG, gradient_accumulation_steps=3, checkpoint_steps=4), Bag()
-    parts = copy.deepcopy(whole)
-    lines = fit(whole, Rows(), config, callbacks=[ZERO], progress=False)
-    def cut(history):
-        if history[-1]["step"] == 6: raise RuntimeError("power cut")
-    with pytest.raises(RuntimeError, match="power cut"):
-        fit(parts, Rows(), config, tmp_path, callbacks=[ZERO, Callback(on_log=cut)], progress=False)
-    again = Bag(20, 8)
-    assert fit(again, Rows(), config, tmp_path, resume=True, callbacks=[ZERO], progress=False) == lines
-    assert equal(whole, again) and {"clm_loss", "size_loss"} < lines[0].keys()
-    with pytest.raises(ValueError, match="goes on from its folder"): fit(Bag(), Rows(), config, resume=True, progress=False)
-    with pytest.raises(ValueError, match="model.D was 8 and is 9"): fit(Bag(20, 9), Rows(), config, tmp_path, resume=True, progress=False)
-    with pytest.raises(ValueError, match="head.house was None and is 'red'"):
-        fit(Bag(), Rows(), config, tmp_path, resume=True, about=dict(head=dict(house="red")), progress=False)
 
 
 def test_a_request_for_slow_bfloat16_is_warned_of(texts, small, monkeypatch):
