@@ -22,8 +22,8 @@ import torch
 
 from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
 from minibert.finetuning import (
-    BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, judge, pool,
-    start_classifier, train_frozen, training_for)
+    BertClassifier, ExampleSampler, ask, bag_of_words, finetune, judge, pool, train_frozen)
+from minibert.finetune_runs import FinetuneConfig, start_classifier, training_for
 from minibert.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
 from minibert.parallel import own_device

@@ -48,7 +48,7 @@ from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .stories import stories
 from .evaluation import evaluate_pretraining
-from .finetuning import FinetuneConfig, resume_finetuning, run_finetuning
+from .finetune_runs import FinetuneConfig, resume_finetuning, run_finetuning
 from .heads import BertForPreTraining
 from .optimizers import make_optimizers
 from .pairs import PairSampler, read_objectives

@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 # %% auto #0
-__all__ = ['bag_of_words', 'pool', 'ClassifierOutput', 'ClassifierConfig', 'BertClassifier', 'ExampleSampler', 'ask', 'judge',
-           'fit_linear', 'train_frozen', 'KeepBest', 'finetune', 'accuracy_figures', 'difference', 'save_classifier',
-           'load_classifier', 'classify', 'FinetuneConfig', 'read_parts', 'start_classifier', 'training_for',
-           'run_finetuning', 'resume_finetuning']
+__all__ = ['word_counters', 'bag_of_words', 'pool', 'ClassifierOutput', 'ClassifierConfig', 'BertClassifier', 'ExampleSampler',
+           'ask', 'judge', 'fit_linear', 'train_frozen', 'KeepBest', 'finetune', 'accuracy_figures', 'difference',
+           'save_classifier', 'load_classifier', 'classify']
 
 # %% ../nbs/18_finetuning.ipynb #89d995b1
 import numpy as np
@@ -28,24 +26,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import MultiHeadAttention
-from .checkpoints import best_checkpoint, list_checkpoints
+from .checkpoints import best_checkpoint
 from .config import BertConfig
-from .core import (
-    Bounds, Count, Positive, Rate, Whole, check_fields, check_finite, choose_precision,
-    evaluating, seeded, write_whole)
+from .core import Rate, check_finite, evaluating, seeded
 from .encoder import activation
 from .evaluation import row_interval, wilson
-from .labels import (
-    Examples, check_counts, hold_out, list_splits, read_examples, take_share)
+from .labels import Examples
 from .model import BertModel, initialise_
-from .parallel import (
-    any_process, check_cut, first_alone, join_processes, own_device, share_weights_)
+from .parallel import join_processes, share_weights_
 from .recipe import TrainingConfig
 from .tokenizer import WordPieceTokenizer, pad_rows
 from .training import Callback, fit
-from .weights import (
-    load_encoder, load_pretrained, read_weights, save_pretrained, to_hf)
+from .weights import load_pretrained, read_weights, save_pretrained, to_hf
 
 # %% ../nbs/18_finetuning.ipynb #2bb32742
 def _words(text: str | tuple) -> list[str]:
@@ -55,7 +47,7 @@ def _words(text: str | tuple) -> list[str]:
     return _words(a) + [f"2:{word}" for word in _words(b)]
 
 # %% ../nbs/18_finetuning.ipynb #863d472e
-def _word_counters() -> tuple[type, type]:
+def word_counters() -> tuple[type, type]:
     "scikit-learn's two classes; ImportError saying how to get them."
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -72,7 +64,7 @@ def bag_of_words(
     asked: Examples,
 ) -> np.ndarray:  # (N,) the answers, as numbers
     "What word counts alone can tell: tf-idf and a logistic regression (scikit-learn)."
-    Vectorizer, Regression = _word_counters()
+    Vectorizer, Regression = word_counters()
     bag = Vectorizer(analyzer=_words).fit(train.texts)
     seen, judged, other = (bag.transform(p.texts) for p in (train, chosen_by, asked))
     fits = [Regression(C=C, max_iter=1000).fit(seen, train.labels)
@@ -400,190 +392,3 @@ def classify(
         probs = _finite(model(**batch).logits.double()).softmax(-1)
     rows = [dict(zip(model.names, row)) for row in probs.tolist()]
     return [dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in rows]
-
-# %% ../nbs/18_finetuning.ipynb #e2565d31
-@dataclass(frozen=True)
-class FinetuneConfig:
-    "What is learned, from which labels, and how; ValueError for what cannot be meant."
-
-    run: str  # a run's folder, or a model's name on the hub
-    dataset: str  # a CSV or TSV file, a data set's name on the hub, a local folder
-    out: str  # the folder of the result, a new one
-    name: str | None = None  # the data set's configuration, as mrpc of glue
-    text_column: str = "text"  # the column that holds the text
-    label_column: str = "label"  # the column that holds the label
-    text_pair_column: str | None = None  # the second text, for tasks about two
-    label_names: tuple[str, ...] = ()  # words for the labels 0, 1, ...
-    validation_split: str = "validation"  # asked in the end; without it a tenth is
-    frozen: bool = False  # learn the classifier alone, not BERT
-    pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
-    share: _Part = 1.0  # of the labelled texts
-    epochs: Count = 3  # times that each text is seen
-    batch_size: Count = 32  # texts in a step
-    gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
-    learning_rate: Positive = 1e-4  # the peak
-    dropout: Rate = 0.1  # share of units dropped, in every place
-    length: Count = 128  # tokens in a text, or in a pair of them
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
-    seed: Whole = 0  # decides the share, the order and dropout
-    measures: Count = 5  # times at most that the part set aside is asked
-
-    def __post_init__(self): _check_options(self)
-
-# %% ../nbs/18_finetuning.ipynb #2f6bc54b
-_Part = Annotated[float, Bounds(0, 1, above=True, words="a share above 0, to 1")]
-
-
-def _check_options(options: FinetuneConfig) -> None:
-    "Refuse options that no run can have, each alone and together: ValueError."
-    check_fields(options)
-    pair, names = options.text_pair_column, options.label_names
-    least = 5 if pair else 3
-    if options.length < least:
-        raise ValueError(f"length is {options.length}: give {least} or more, for "
-                         f"[CLS], {least // 2} [SEP] and a piece of each text.")
-    if options.gradient_accumulation_steps > options.batch_size:
-        raise ValueError(f"A batch of {options.batch_size} texts cannot be cut into "
-                         f"{options.gradient_accumulation_steps} parts: choose fewer "
-                         "gradient_accumulation_steps.")
-    if options.label_column in (options.text_column, pair):
-        raise ValueError(f"The column {options.label_column!r} is to be text and label "
-                         "at once: give the label's own column.")
-    if options.validation_split == "train":
-        raise ValueError("validation_split is 'train', and those are the texts that "
-                         "are learned from: give another split; where there is none, "
-                         "leave the option out, and a tenth is set aside.")
-    if names and (len(set(names)) < max(2, len(names)) or "" in names):
-        raise ValueError(f"label_names is {names}: give two or more different words.")
-
-# %% ../nbs/18_finetuning.ipynb #e4574df0
-def read_parts(
-    options: FinetuneConfig,
-) -> tuple[Examples, Examples, Examples]:  # learned from, chosen by, asked in the end
-    "The three parts of a labelled set; a warning where they share a text."
-    read = dict(name=options.name, text_column=options.text_column,
-                label_column=options.label_column,
-                text_pair_column=options.text_pair_column)
-    train = read_examples(options.dataset, names=options.label_names or None, **read)
-    splits = list_splits(options.dataset, options.name)
-    split = options.validation_split
-    if split in splits or split != FinetuneConfig.validation_split:
-        asked = read_examples(options.dataset, split=split, names=train.names, **read)
-    else:
-        check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
-        asked, train = take_share(train, 0.1, options.seed + 2000)
-    train, _ = take_share(train, options.share, options.seed)
-    learned = {*train.texts}
-    if doubles := sum(text in learned for text in asked.texts):
-        warnings.warn(f"{doubles:,} of the {len(asked):,} texts that are asked in the "
-                      "end are learned from or chosen by as well: leave doubles out, "
-                      "or the figures are too good.", stacklevel=2)
-    return *hold_out(train, options.seed), asked
-
-# %% ../nbs/18_finetuning.ipynb #bb97a3bc
-def _set_dropout_(bert: BertModel, rate: float) -> None:
-    "Let training drop this share of units in every place of an existing BERT."
-    for part in bert.modules():
-        if isinstance(part, nn.Dropout): part.p = rate
-        elif isinstance(part, MultiHeadAttention): part.dropout = rate
-    bert.config = replace(bert.config, hidden_dropout_prob=rate,
-                          attention_probs_dropout_prob=rate)
-
-# %% ../nbs/18_finetuning.ipynb #ea0ffbb4
-def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClassifier:
-    "The pre-trained encoder of the run under a fresh classifier."
-    bert = load_encoder(options.run).float()
-    _set_dropout_(bert, options.dropout)
-    pooling = options.pooling
-    if pooling == "auto": pooling = "mean" if options.frozen else "cls"
-    return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
-
-# %% ../nbs/18_finetuning.ipynb #f9e7ec42
-def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
-    "The loop's config for so many examples, with `auto` made definite."
-    steps = math.ceil(count / options.batch_size) * options.epochs
-    precision = options.precision
-    if precision == "auto": precision = choose_precision(precision, own_device())
-    return TrainingConfig(
-        steps=steps, batch_size=options.batch_size, length=options.length,
-        gradient_accumulation_steps=options.gradient_accumulation_steps,
-        learning_rate=options.learning_rate,
-        precision=precision, seed=options.seed,
-        checkpoint_steps=max(1, math.ceil(steps / options.measures)))
-
-# %% ../nbs/18_finetuning.ipynb #255d580b
-def _summarise(model, tokenizer, parts: Sequence[Examples], length: int) -> dict:
-    "The figures of a classifier on the third part, beside its two neighbours."
-    train, chosen_by, asked = parts
-    said = ask(model, ExampleSampler(asked, tokenizer, length)).argmax(-1).numpy()
-    bag = bag_of_words(*parts) == asked.labels
-    most = np.bincount(train.labels).argmax() == asked.labels
-    right = said == asked.labels
-    return dict(
-        examples=[len(part) for part in parts], labels=list(asked.names),
-        bert=accuracy_figures(right), bag_of_words=accuracy_figures(bag),
-        majority=accuracy_figures(most), difference=difference(right, bag))
-
-# %% ../nbs/18_finetuning.ipynb #a8d80316
-def _taken(out: Path) -> FileExistsError:
-    "What to say where a folder is there already."
-    return FileExistsError(f"{out} exists: give a new folder, or resume that run.")
-
-
-def _claim(options: FinetuneConfig) -> None:
-    "Make the folder of a run with its options; of two runs that try, one gets it."
-    out = Path(options.out)
-    def make() -> bool:  # was another run faster?
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try: out.mkdir()
-        except FileExistsError: return True
-        write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
-    if first_alone(make): raise _taken(out)
-
-# %% ../nbs/18_finetuning.ipynb #8d4f77ed
-def run_finetuning(
-    options: FinetuneConfig,
-    resume: bool = False,  # go on with a run that was stopped
-    progress: bool = True,
-) -> dict:  # the figures, as in figures.json; {} in any process but the first
-    "From labelled texts to a saved classifier and its figures beside a bag of words."
-    out, (rank, world) = Path(options.out), join_processes()
-    first = rank == 0
-    if not options.frozen:
-        check_cut(options.batch_size, world * options.gradient_accumulation_steps)
-    if any_process(first and not resume and out.exists()): raise _taken(out)
-    _word_counters()  # if they are missing, say so now, not after the training
-    parts = read_parts(options)
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    model = start_classifier(options, parts[0].names).to(own_device())
-    length = min(options.length, model.config.max_position_embeddings)
-    train, chosen_by, _ = (ExampleSampler(part, tokenizer, length, options.seed)
-                           for part in parts)
-    config = training_for(options, len(train))
-    fast = any_process(first and config.precision == "bfloat16")  # as the first found
-    config = replace(config, precision="bfloat16" if fast else "float32")
-    if not resume: _claim(replace(options, precision=config.precision))
-    if options.frozen: train_frozen(model, train, chosen_by)
-    else: finetune(model, train, chosen_by, config, out, progress=progress,
-                   resume=resume and bool(list_checkpoints(out)))
-    if not first: return {}
-    save_classifier(model, tokenizer, out)
-    figures = _summarise(model.eval(), tokenizer, parts, length)
-    write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")
-    return figures
-
-# %% ../nbs/18_finetuning.ipynb #45c5b354
-def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
-    "Go on with a run that was stopped, bit for bit as if it had not been."
-    path = Path(folder) / "options.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
-                                "minibert finetune began.")
-    try:
-        kept = json.loads(path.read_text(encoding="utf8"))
-        kept |= dict(label_names=tuple(kept["label_names"]), out=str(folder))
-        options = FinetuneConfig(**kept)
-    except (json.JSONDecodeError, KeyError, TypeError) as problem:
-        raise ValueError(f"{path} does not hold the options of a run ({problem}): give "
-                         "the folder of one that minibert finetune began.") from None
-    return run_finetuning(options, True, progress)

@@ -20,10 +20,10 @@ from minibert.stories import stories
 from minibert.core import seeded
 from minibert.evaluation import wilson
 from minibert.finetuning import (
-    BertClassifier, ExampleSampler, FinetuneConfig, _set_dropout_, accuracy_figures, ask,
-    bag_of_words, classify, difference, finetune, fit_linear, judge,
-    load_classifier, read_parts, resume_finetuning, run_finetuning, save_classifier,
-    train_frozen, training_for)
+    BertClassifier, ExampleSampler, accuracy_figures, ask, bag_of_words, classify, difference,
+    finetune, fit_linear, judge, load_classifier, save_classifier, train_frozen)
+from minibert.finetune_runs import (
+    FinetuneConfig, _set_dropout_, read_parts, resume_finetuning, run_finetuning, training_for)
 from minibert.labels import Examples, hold_out, number_labels, read_examples, take_share
 from minibert.heads import BertForPreTraining
 from minibert.model import BertModel
@@ -250,8 +250,8 @@ def test_batches_go_where_the_model_is(tokenizer, examples, monkeypatch):
 def test_a_run_asks_for_the_device(run, stories_csv, tmp_path, monkeypatch):
     class Seen(Exception): pass
     def stop(model, *args, **kwargs): raise Seen(next(model.parameters()).device.type)
-    monkeypatch.setattr("minibert.finetuning.own_device", lambda: torch.device("meta"))
-    monkeypatch.setattr("minibert.finetuning.finetune", stop)
+    monkeypatch.setattr("minibert.finetune_runs.own_device", lambda: torch.device("meta"))
+    monkeypatch.setattr("minibert.finetune_runs.finetune", stop)
     options = FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), precision="float32", length=96)
     with pytest.raises(Seen, match="meta"): run_finetuning(options, progress=False)
 
@@ -382,7 +382,7 @@ def test_options_that_cannot_be_meant_are_refused_at_the_door(case):
 
 def test_two_runs_cannot_have_one_folder(run, stories_csv, tmp_path, monkeypatch):
     "Another run takes the folder while this one reads its data: nothing of the other is touched."
-    import minibert.finetuning as module
+    import minibert.finetune_runs as module
     out, plain = tmp_path / "tuned" / "1", module.read_parts
     def meanwhile(options):
         out.mkdir(parents=True)
@@ -406,7 +406,7 @@ def test_auto_is_what_core_says(run, stories_csv, tmp_path, monkeypatch, told, e
 
 def test_without_scikit_learn_nothing_is_begun(run, stories_csv, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    monkeypatch.setattr("minibert.finetuning.finetune", None)
+    monkeypatch.setattr("minibert.finetune_runs.finetune", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         run_finetuning(FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), length=96), progress=False)
     assert not (tmp_path / "out").exists()
@@ -434,7 +434,6 @@ def test_frozen_run_and_pairs(run, tmp_path):
 
 RESUMED = """
 import sys
-from minibert.finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 run, data, out = sys.argv[1:]
 print("ready", flush=True)
 from pathlib import Path

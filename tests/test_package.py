@@ -40,6 +40,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core and
     "P_page": 16.6,
     "M_labels": 17.5,
     "O_probe_runs": 17.6,
+    "V_finetune_runs": 18.5,
     "L_bench": 24.5,
 }
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
