@@ -12,7 +12,7 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 
-from minibert.cli import HELD_OUT_SEED, Pretrain, prepare, steps_in
+from minibert.cli import VAL_SEED, Pretrain, prepare, steps_in
 from minibert.config import BertConfig
 from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
 from minibert.corpus import Corpus
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--out", default="benchmarks/results/recipes.json")
     arguments = parser.parse_args()
     folder, tokenizer = open_data(arguments)
-    train, held_out = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "held-out"))
+    train, val = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "val"))
     keep_freed_memory()
     for words in arguments.recipes:
         model_config, training = configs(recipe_of(words), tokenizer)
@@ -88,7 +88,7 @@ def main() -> None:
         start = time.perf_counter()
         pretrain(model, sampler, training, arguments.save)
         seconds = time.perf_counter() - start
-        ruler = make_sampler(held_out, tokenizer, replace(training, seed=HELD_OUT_SEED, mask_probability=0.15))
+        ruler = make_sampler(val, tokenizer, replace(training, seed=VAL_SEED, mask_probability=0.15))
         figures = evaluate_pretraining(model, ruler)
         line = dict(recipe=words, data=arguments.data, minutes=arguments.minutes, steps=steps,
                     seconds=round(seconds, 1), **{key: round(figures[key], 4) for key in KEPT})

@@ -97,7 +97,7 @@ def _best_first(checkpoints: list[Path]) -> list[Path]:
     "The checkpoints that were measured, the lowest held-out loss first."
     losses = {}
     for checkpoint in checkpoints:
-        try: loss = read_state(checkpoint)["measured"].get("held_out_loss", math.inf)
+        try: loss = read_state(checkpoint)["measured"].get("val_loss", math.inf)
         except ValueError: continue
         if loss < math.inf: losses[checkpoint] = loss
     return sorted(losses, key=losses.get)
@@ -110,7 +110,7 @@ def save_checkpoint(
     optimizers: list[torch.optim.Optimizer],
     about: dict,  # what a resumed run must agree with
     keep: int = 2,  # how many checkpoints stay, beside the best
-    measured: dict | None = None,  # figures; the lowest held_out_loss is the best
+    measured: dict | None = None,  # figures; the lowest val_loss is the best
     seconds: float = 0.0,  # of training so far, earlier parts of the run included
 ) -> Path:  # the checkpoint's folder
     "Write weights, optimizers and state whole or not at all; then let old ones go."

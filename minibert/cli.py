@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'KEPT_IN', 'HELD_OUT_SEED', 'PLACES', 'WATCHING', 'QUESTIONS', 'DESCRIPTION', 'COMMANDS',
-           'Loop', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Parity', 'Finetune', 'Bench',
-           'Probe', 'Inspect', 'Classify', 'as_arguments', 'read_options', 'take_out', 'began_with', 'expand',
-           'first_form', 'old_form', 'prepare', 'training_config', 'seconds_a_step', 'steps_in', 'new_folder',
-           'claim_folder', 'as_yaml', 'Run', 'open_run', 'check_backend', 'fresh_model', 'start_run', 'make_run',
-           'run_pretrain', 'ruler', 'at_checkpoints', 'callbacks_for', 'train', 'check_resumed', 'go_on', 'begin_again',
-           'say_start', 'say_how_long', 'numpy_weights', 'train_by_hand', 'measure', 'figures', 'questions',
-           'show_what_it_learned', 'read_lines', 'draw_curves', 'finish', 'with_text', 'run_evaluate', 'run_fill_mask',
-           'run_next_sentence', 'run_parity', 'accuracies', 'tune', 'run_finetune', 'run_classify', 'run_bench',
-           'run_probe', 'run_inspect', 'sigterm_stops', 'main']
+__all__ = ['RECIPES', 'BACKENDS', 'KEPT_IN', 'VAL_SEED', 'PLACES', 'WATCHING', 'QUESTIONS', 'DESCRIPTION', 'COMMANDS', 'Loop',
+           'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Parity', 'Finetune', 'Bench', 'Probe',
+           'Inspect', 'Classify', 'as_arguments', 'read_options', 'take_out', 'began_with', 'expand', 'first_form',
+           'old_form', 'prepare', 'training_config', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder',
+           'as_yaml', 'Run', 'open_run', 'check_backend', 'fresh_model', 'start_run', 'make_run', 'run_pretrain',
+           'ruler', 'at_checkpoints', 'callbacks_for', 'train', 'check_resumed', 'go_on', 'begin_again', 'say_start',
+           'say_how_long', 'numpy_weights', 'train_by_hand', 'measure', 'figures', 'questions', 'show_what_it_learned',
+           'read_lines', 'draw_curves', 'finish', 'with_text', 'run_evaluate', 'run_fill_mask', 'run_next_sentence',
+           'run_parity', 'accuracies', 'tune', 'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect',
+           'sigterm_stops', 'main']
 
 # %% ../nbs/90_cli.ipynb #d2060ec5
 import tyro
@@ -293,7 +293,7 @@ def old_form(options: Pretrain, folder: Path) -> tuple[BertConfig, WordPieceToke
 # %% ../nbs/90_cli.ipynb #7ba04a6c
 def prepare(options: Pretrain, folder: Path) -> tuple[BertConfig, WordPieceTokenizer]:
     "Keep vocabulary, sizes and the ids of both splits in `folder`, ready to train."
-    train, held_out = (
+    train, val = (
         load_documents(options.dataset, options.name, split, options.text_column,
                        streaming=options.streaming)
         for split in ("train", "validation"))
@@ -306,7 +306,7 @@ def prepare(options: Pretrain, folder: Path) -> tuple[BertConfig, WordPieceToken
     config = replace(config, hidden_dropout_prob=options.dropout,
                      attention_probs_dropout_prob=options.dropout)
     Corpus.build(train, tokenizer, folder / "corpus", options.processes)
-    Corpus.build(held_out, tokenizer, folder / "held-out")
+    Corpus.build(val, tokenizer, folder / "val")
     tokenizer.save_pretrained(folder)
     config.to_json_file(folder / "config.json")
     return config, tokenizer
@@ -415,7 +415,7 @@ class Run:
     options: dict  # those that it was started with
     tokenizer: WordPieceTokenizer
     train: Corpus | None
-    held_out: Corpus | None
+    val: Corpus | None
 
 
 def open_run(folder: str | Path, check: bool = True) -> Run:
@@ -426,7 +426,7 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
                                 "minibert pretrain made.")
     options = read_options(folder / "run.yaml")
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
-    texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "held-out"))
+    texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
     return Run(folder, options, tokenizer, *texts)
 
 # %% ../nbs/90_cli.ipynb #7ed72bcc
@@ -503,15 +503,15 @@ def run_pretrain(options: Pretrain) -> None:
     finish(*train(run, model), run)
 
 # %% ../nbs/90_cli.ipynb #c06c1935
-HELD_OUT_SEED = 20181011  # the same masks for every model with this vocabulary
+VAL_SEED = 20181011  # the same masks for every model with this vocabulary
 
 
 def ruler(run: Run) -> PairSampler:
     "The held-out pairs and masks with which a run is measured."
     asked = run.options.get("objectives", TrainingConfig.objectives)
-    training = TrainingConfig(length=run.options["length"], seed=HELD_OUT_SEED,
+    training = TrainingConfig(length=run.options["length"], seed=VAL_SEED,
                               objectives=asked)
-    return make_sampler(run.held_out, run.tokenizer, training)
+    return make_sampler(run.val, run.tokenizer, training)
 
 # %% ../nbs/90_cli.ipynb #75679b81
 def at_checkpoints(run: Run) -> Callback | None:
@@ -525,9 +525,9 @@ def at_checkpoints(run: Run) -> Callback | None:
     def ask(model: BertForPreTraining) -> dict[str, float]:
         told = evaluate_pretraining(model, sampler, batches=batches)
         losses = [told[f"{name}_loss"] for name in sampler.objectives]
-        kept = {f"held_out_{name}": told[name] for name in ("mlm_loss", "mlm_accuracy")
+        kept = {f"val_{name}": told[name] for name in ("mlm_loss", "mlm_accuracy")
                 if name in told}
-        return dict(held_out_loss=sum(losses)) | kept
+        return dict(val_loss=sum(losses)) | kept
     return Callback(measure=ask)
 
 # %% ../nbs/90_cli.ipynb #489d2796
@@ -676,7 +676,7 @@ def measure(model: BertForPreTraining, run: Run) -> dict:
     if run.train is not None:
         about = dict(counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
     if run.options["dataset"] == "stories":
-        about["stories"] = stories(run.held_out.n_documents, split="validation")
+        about["stories"] = stories(run.val.n_documents, split="validation")
     return evaluate_pretraining(model, ruler(run), **about)
 
 # %% ../nbs/90_cli.ipynb #c9a8afca
@@ -713,7 +713,7 @@ def questions(
     room: int,  # the longest text that the model reads
 ) -> tuple[list, list]:  # texts with a [MASK]; pairs (a, b, whether b really follows)
     "Four texts that fit, and a true and a random pair from the held-out part."
-    text, tokenizer = run.held_out, run.tokenizer
+    text, tokenizer = run.val, run.tokenizer
     starts = [int(start) for start in text.document_starts[:-1][:4]]
     cut = min(24, (room - 3) // 2)
     sentence = lambda i: [int(piece) for piece in text.sentence(i)[:cut]]
@@ -760,11 +760,11 @@ def draw_curves(lines: list[dict], summary: dict):
     curves = {name: (steps, [line[key] for line in lines]) for name, key in
               (("masked words", "mlm_loss"), ("next sentence", "nsp_loss"))
               if key in lines[0]}
-    asked = [line for line in lines if "held_out_mlm_loss" in line]
+    asked = [line for line in lines if "val_mlm_loss" in line]
     if len(asked) > 1:
         curves["masked words, held out"] = (
             [line["step"] for line in asked],
-            [line["held_out_mlm_loss"] for line in asked])
+            [line["val_mlm_loss"] for line in asked])
     base = {}
     if "masked words" in curves: base["unigram"] = summary["unigram_loss"]
     if "next sentence" in curves: base["coin"] = math.log(2)
@@ -797,7 +797,7 @@ def with_text(options: Evaluate, model: BertForPreTraining) -> Run:
     documents = load_documents(
         options.dataset, options.name, "validation", options.text_column)
     return replace(run, options=run.options | dict(dataset=options.dataset),
-                   held_out=Corpus.build(documents, run.tokenizer))
+                   val=Corpus.build(documents, run.tokenizer))
 
 # %% ../nbs/90_cli.ipynb #3322e9d8
 def run_evaluate(options: Evaluate) -> None:

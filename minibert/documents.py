@@ -275,10 +275,10 @@ def _texts(rows, column, source):
 
 # %% ../nbs/appendix/C_documents.ipynb #4c448017
 def _load_rows(source, name, split, text_column, streaming):
-    "A function that reads the column anew, and whether its split must be held out."
+    "A function that reads the column anew, and whether it has a validation split."
     data = load_table(source, name, streaming)
-    held_out = "validation" not in data
-    if (wanted := "train" if held_out else split) not in data:
+    apart = "validation" in data
+    if (wanted := split if apart else "train") not in data:
         raise ValueError(f"The data set {source} has the splits {', '.join(data)}, and "
                          f"{wanted} was asked for.")
     columns = data[wanted].column_names or list(next(iter(data[wanted]), ()))
@@ -286,7 +286,7 @@ def _load_rows(source, name, split, text_column, streaming):
         raise ValueError(f"The data set {source} has the columns {', '.join(columns)}, "
                          f"and no {text_column}: say which one holds the text.")
     rows = data[wanted].select_columns([text_column])
-    return lambda: _texts(rows, text_column, source), held_out
+    return lambda: _texts(rows, text_column, source), apart
 
 # %% ../nbs/appendix/C_documents.ipynb #6b2fe76a
 def load_documents(
@@ -305,11 +305,11 @@ def load_documents(
         return Documents(lambda: iter(told), what, limit)
     if files := _text_files(Path(source)):
         for file in files: _check_text(file)
-        read, held_out = lambda: _read_files(files), True
+        read, apart = lambda: _read_files(files), False
     else:
-        rows, held_out = _load_rows(source, name, split, text_column, streaming)
+        rows, apart = _load_rows(source, name, split, text_column, streaming)
         read = lambda: group_rows(rows(), whole=True)
-    kept = (lambda: _held_out(read, split)) if held_out else read
+    kept = read if apart else (lambda: _held_out(read, split))
     return Documents(kept, what, limit, cut_sentences)
 
 # %% ../nbs/appendix/C_documents.ipynb #3d0fc213

@@ -103,17 +103,17 @@ def read_parts(
     splits = list_splits(options.dataset, options.name)
     split = options.validation_split
     if split in splits or split != FinetuneConfig.validation_split:
-        asked = read_examples(options.dataset, split=split, names=train.names, **read)
+        test = read_examples(options.dataset, split=split, names=train.names, **read)
     else:
         check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
-        asked, train = take_share(train, 0.1, options.seed + 2000)
+        test, train = take_share(train, 0.1, options.seed + 2000)
     train, _ = take_share(train, options.share, options.seed)
     learned = {*train.texts}
-    if doubles := sum(text in learned for text in asked.texts):
-        warnings.warn(f"{doubles:,} of the {len(asked):,} texts that are asked in the "
+    if doubles := sum(text in learned for text in test.texts):
+        warnings.warn(f"{doubles:,} of the {len(test):,} texts that are asked in the "
                       "end are learned from or chosen by as well: leave doubles out, "
                       "or the figures are too good.", stacklevel=2)
-    return *hold_out(train, options.seed), asked
+    return *hold_out(train, options.seed), test
 
 # %% ../nbs/appendix/V_finetune_runs.ipynb #bb97a3bc
 def _set_dropout_(bert: BertModel, rate: float) -> None:
@@ -149,13 +149,13 @@ def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
 # %% ../nbs/appendix/V_finetune_runs.ipynb #255d580b
 def _summarise(model, tokenizer, parts: Sequence[Examples], length: int) -> dict:
     "The figures of a classifier on the third part, beside its two neighbours."
-    train, chosen_by, asked = parts
-    said = ask(model, ExampleSampler(asked, tokenizer, length)).argmax(-1).numpy()
-    bag = bag_of_words(*parts) == asked.labels
-    most = np.bincount(train.labels).argmax() == asked.labels
-    right = said == asked.labels
+    train, val, test = parts
+    said = ask(model, ExampleSampler(test, tokenizer, length)).argmax(-1).numpy()
+    bag = bag_of_words(*parts) == test.labels
+    most = np.bincount(train.labels).argmax() == test.labels
+    right = said == test.labels
     return dict(
-        examples=[len(part) for part in parts], labels=list(asked.names),
+        examples=[len(part) for part in parts], labels=list(test.names),
         bert=accuracy_figures(right), bag_of_words=accuracy_figures(bag),
         majority=accuracy_figures(most), difference=difference(right, bag))
 
@@ -192,14 +192,14 @@ def run_finetuning(
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     model = start_classifier(options, parts[0].names).to(own_device())
     length = min(options.length, model.config.max_position_embeddings)
-    train, chosen_by, _ = (ExampleSampler(part, tokenizer, length, options.seed)
+    train, val, _ = (ExampleSampler(part, tokenizer, length, options.seed)
                            for part in parts)
     config = training_for(options, len(train))
     fast = any_process(first and config.precision == "bfloat16")  # as the first found
     config = replace(config, precision="bfloat16" if fast else "float32")
     if not resume: _claim(replace(options, precision=config.precision))
-    if options.frozen: train_frozen(model, train, chosen_by)
-    else: finetune(model, train, chosen_by, config, out, progress=progress,
+    if options.frozen: train_frozen(model, train, val)
+    else: finetune(model, train, val, config, out, progress=progress,
                    resume=resume and bool(list_checkpoints(out)))
     if not first: return {}
     save_classifier(model, tokenizer, out)

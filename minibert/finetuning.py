@@ -60,16 +60,16 @@ def word_counters() -> tuple[type, type]:
 # %% ../nbs/18_finetuning.ipynb #0bc450b2
 def bag_of_words(
     train: Examples,
-    chosen_by: Examples,  # decides how freely rare words are used
-    asked: Examples,
+    val: Examples,  # decides how freely rare words are used
+    test: Examples,
 ) -> np.ndarray:  # (N,) the answers, as numbers
     "What word counts alone can tell: tf-idf and a logistic regression (scikit-learn)."
     Vectorizer, Regression = word_counters()
     bag = Vectorizer(analyzer=_words).fit(train.texts)
-    seen, judged, other = (bag.transform(p.texts) for p in (train, chosen_by, asked))
+    seen, judged, other = (bag.transform(p.texts) for p in (train, val, test))
     fits = [Regression(C=C, max_iter=1000).fit(seen, train.labels)
             for C in (0.1, 1.0, 10.0, 100.0)]
-    return max(fits, key=lambda fit: fit.score(judged, chosen_by.labels)).predict(other)
+    return max(fits, key=lambda fit: fit.score(judged, val.labels)).predict(other)
 
 # %% ../nbs/18_finetuning.ipynb #7df51177
 def pool(
@@ -240,10 +240,10 @@ def _finite(answers: Tensor) -> Tensor:
 
 # %% ../nbs/18_finetuning.ipynb #8262d774
 def judge(logits: Tensor, labels: np.ndarray) -> dict[str, float]:
-    "held_out_loss and held_out_accuracy of logits (N, L) for labels (N,)."
+    "val_loss and val_accuracy of logits (N, L) for labels (N,)."
     loss = F.cross_entropy(logits.double(), torch.from_numpy(labels)).item()
     right = (logits.argmax(-1).numpy() == labels).mean()
-    return dict(held_out_loss=loss, held_out_accuracy=float(right))
+    return dict(val_loss=loss, val_accuracy=float(right))
 
 # %% ../nbs/18_finetuning.ipynb #ccb9c50f
 def fit_linear(
@@ -271,18 +271,18 @@ def fit_linear(
 def train_frozen(
     model: BertClassifier,  # its classifier is set; everything else stays as it is
     train: ExampleSampler,
-    chosen_by: ExampleSampler,
+    val: ExampleSampler,
     vectors: tuple[Tensor, Tensor] | None = None,  # of both, where known already
 ) -> list[dict]:  # a line for each penalty
     "Fit the classifier alone on the pooled vectors, which are computed once."
     answer = lambda batch: pool(model.bert, model.pooling, **batch)
-    known = vectors or [ask(model, part, answer=answer) for part in (train, chosen_by)]
-    x, held_out = (row.to(model.classifier.weight.dtype) for row in known)
+    known = vectors or [ask(model, part, answer=answer) for part in (train, val)]
+    x, x_val = (row.to(model.classifier.weight.dtype) for row in known)
     fits, lines = [], []
     for penalty in (1e-3, 1e-2, 1e-1, 1.0):
         W, b = fit_linear(x, train.examples.labels, len(model.names), penalty)
-        told = judge(F.linear(held_out, W, b), chosen_by.examples.labels)
-        fits.append((told["held_out_loss"], W, b))
+        told = judge(F.linear(x_val, W, b), val.examples.labels)
+        fits.append((told["val_loss"], W, b))
         lines.append(dict(penalty=penalty) | told)
     _, W, b = min(fits, key=lambda fit: fit[0])
     with torch.no_grad():
@@ -294,15 +294,15 @@ def train_frozen(
 class KeepBest(Callback):
     "Measures by the part set aside, and remembers the weights of the lowest loss."
 
-    def __init__(self, chosen_by: ExampleSampler, remember: bool = True):
-        self.chosen_by, self.remember = chosen_by, remember
+    def __init__(self, val: ExampleSampler, remember: bool = True):
+        self.val, self.remember = val, remember
         self.loss, self.state = math.inf, None
 
     def measure(self, model: BertClassifier) -> dict[str, float]:
-        "held_out_loss and held_out_accuracy."
-        told = judge(ask(model, self.chosen_by), self.chosen_by.examples.labels)
-        if self.remember and told["held_out_loss"] < self.loss:
-            self.loss, state = told["held_out_loss"], model.state_dict()
+        "val_loss and val_accuracy."
+        told = judge(ask(model, self.val), self.val.examples.labels)
+        if self.remember and told["val_loss"] < self.loss:
+            self.loss, state = told["val_loss"], model.state_dict()
             self.state = {name: value.clone() for name, value in state.items()}
         return told
 
@@ -310,7 +310,7 @@ class KeepBest(Callback):
 def finetune(
     model: BertClassifier,  # trained in place; in the end it has the best weights
     train: ExampleSampler,
-    chosen_by: ExampleSampler,  # asked at each checkpoint: the lowest loss is the best
+    val: ExampleSampler,  # asked at each checkpoint: the lowest loss is the best
     config: TrainingConfig,
     folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
     *,
@@ -318,8 +318,8 @@ def finetune(
     **options,  # resume, progress: see `fit`
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Train every weight on labelled texts, where the model is; Ctrl-C saves and stops."
-    best = KeepBest(chosen_by, remember=folder is None)
-    about = dict(chosen_by=chosen_by.info,
+    best = KeepBest(val, remember=folder is None)
+    about = dict(val=val.info,
                  head=dict(pooling=model.pooling, dropout=model.dropout.p))
     history = fit(model, train, config, folder, about=about,
                   callbacks=[best, *callbacks], **options)

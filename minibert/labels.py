@@ -232,5 +232,5 @@ def hold_out(
     "Set a tenth aside: 100 to 1000 examples, but no more than a fifth of them."
     check_counts(examples, ("one to learn from", "one to choose by"))
     count = min(max(100, len(examples) / 10), 1000, len(examples) / 5)
-    chosen_by, rest = take_share(examples, count / len(examples), seed + 1000)
-    return rest, chosen_by
+    val, rest = take_share(examples, count / len(examples), seed + 1000)
+    return rest, val

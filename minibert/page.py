@@ -66,7 +66,7 @@ def _lens_figures(model, tokenizer, reading: Reading) -> Iterator[tuple]:
 # %% ../nbs/appendix/P_page.ipynb #8bb1ba63
 def _own_text(model, tokenizer, folder: Path, notes: list[str]) -> list[dict]:
     "Four batches of the run's held-out text, or else of its corpus; [] without."
-    found = [path for path in (folder / "held-out", folder / "corpus") if path.is_dir()]
+    found = [path for path in (folder / "val", folder / "corpus") if path.is_dir()]
     length = min(64, model.config.max_position_embeddings)
     try:
         for part in found[:1]:

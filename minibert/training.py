@@ -78,7 +78,7 @@ class Callback:
     "Looks on at a run: give functions under these names, or write them as methods."
 
     on_log: Callable[[list[dict]], None] | None = None  # given all lines at each one
-    measure: Callable[[nn.Module], dict] | None = None  # at checkpoints: held_out_loss
+    measure: Callable[[nn.Module], dict] | None = None  # at checkpoints: val_loss
     around_update: Callable[[nn.Module], AbstractContextManager[dict]] | None = None
 
     def __init__(self, on_log=None, measure=None, around_update=None):
@@ -186,12 +186,12 @@ def forecast(
 
 
 def _measure(model, callbacks):
-    "The callbacks' figures, with held_out_loss among them; {} where none measures."
+    "The callbacks' figures, with val_loss among them; {} where none measures."
     asked = [callback.measure for callback in callbacks if callback.measure]
     if not asked: return {}
     with evaluating(model): figures = _join({}, *(measure(model) for measure in asked))
-    if "held_out_loss" not in figures:
-        raise ValueError("`measure` gave no held_out_loss, which finds the best, but "
+    if "val_loss" not in figures:
+        raise ValueError("`measure` gave no val_loss, which finds the best, but "
                          f"{', '.join(figures) or 'nothing'}: add it.")
     return figures
 
@@ -206,7 +206,7 @@ def _log(state, line, measured, bar, callbacks):
             forecast(said["elapsed"], bar.n - bar.initial, bar.total), refresh=False)
         bar.set_postfix({name.removesuffix("_loss"): f"{value:.3f}"
                          for name, value in line.items() if name.endswith("_loss")
-                         and (name not in measured or name == "held_out_loss")})
+                         and (name not in measured or name == "val_loss")})
     if state.folder and state.first: append_metrics(state.folder, line)
     for callback in callbacks:
         if callback.on_log: callback.on_log(state.history)

@@ -81,7 +81,7 @@ FAMILIES["bag", "BagForCausalLM"] = Family(BagConfig, Bag, "table transformer.wt
 
 CONFIG = TrainingConfig(steps=60, batch_size=13, gradient_accumulation_steps=2, optimizer="adamw", learning_rate=0.1,
                         log_steps=5, checkpoint_steps=20, max_grad_norm=9.0)
-VAL = Callback(measure=lambda model: dict(held_out_loss=evaluate(model, Ladders(), batches=2)["clm_loss"]))
+VAL = Callback(measure=lambda model: dict(val_loss=evaluate(model, Ladders(), batches=2)["clm_loss"]))
 
 
 def fresh(**sizes): return Bag(BagConfig(**sizes), seeded(3)).double()
