@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 # %% auto #0
@@ -262,7 +261,7 @@ def run_finetune(options: Finetune) -> None:
     keep_freed_memory()
     if options.resume is None: folder, told = tune(asdict(options))
     else:
-        folder = Path(options.resume)
+        folder = options.resume
         check_resumed(options, folder)
         told = resume_finetuning(folder)
     if join_processes()[0]: return

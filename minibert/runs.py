@@ -369,13 +369,16 @@ def began_with(folder: str | Path | None, kind: type) -> dict:
 FREE = "out", "watch", "tensorboard"  # they decide no number: ask for them at any time
 
 
-def check_resumed(options: PretrainOptions | FinetuneConfig, folder: Path) -> None:
+def check_resumed(
+    options: PretrainOptions | FinetuneConfig,
+    folder: str | Path,  # of the run that they are asked of
+) -> None:
     "Refuse to go on with other options: ValueError naming each, and both values."
-    kept = [folder / name for name in (".run.yaml", "run.yaml", "options.json")]
+    kept = [Path(folder) / name for name in (".run.yaml", "run.yaml", "options.json")]
     began = next((read_options(path, type(options)) for path in kept if path.is_file()),
                  {})
     now, where = asdict(options), Path(options.out or folder)
-    differs = [] if where.resolve() == folder.resolve() else [f"--out is {where}"]
+    differs = [] if where.resolve() == Path(folder).resolve() else [f"--out is {where}"]
     for name, old in began.items():
         if name in FREE or name == "run" and not now[name]: continue
         if now[name] != old:
