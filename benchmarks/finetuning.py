@@ -22,8 +22,8 @@ import torch
 
 from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
 from minibert.finetuning import (
-    BertClassifier, ExampleSampler, FinetuneConfig, ask, bag_of_words, finetune, judge, pool,
-    start_classifier, train_frozen, training_for)
+    BertClassifier, ExampleSampler, ask, bag_of_words, finetune, judge, pool, train_frozen)
+from minibert.finetune_runs import FinetuneConfig, start_classifier, training_for
 from minibert.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
 from minibert.parallel import own_device
@@ -49,7 +49,7 @@ class Work:
     def __init__(self, arguments):
         read = dict(text_column="sentence", names=("negative", "positive"))
         self.train = read_examples(arguments.data, **read)
-        self.asked = read_examples(arguments.data, split="validation", **read)
+        self.test = read_examples(arguments.data, split="validation", **read)
         self.folders = dict(pair.split("=", 1) for pair in arguments.model)
         self.device, self.path, self.known = own_device(), Path(arguments.out), {}
         self.precision = choose_precision("auto", self.device)
@@ -77,19 +77,19 @@ class Work:
             bert = start_classifier(self.options(model, 0), self.train.names).bert.to(self.device)
             both = lambda batch: torch.cat([pool(bert, way, **batch) for way in ("cls", "mean")], 1)
             rows = [ask(BertClassifier(bert, self.train.names), sampler, answer=both).float()  # in float32, as always
-                    for sampler in self.samplers(model, (self.train, self.asked), 0)]
+                    for sampler in self.samplers(model, (self.train, self.test), 0)]
             self.known = {model: [dict(zip(("cls", "mean"), row.chunk(2, 1))) for row in rows]}
         return self.known[model]
 
 
 def frozen(work: Work, model: str, pooling: str, share: float, seed: int) -> dict:
-    seen, asked = work.vectors(model)
+    seen, test = work.vectors(model)
     place = {text: k for k, text in enumerate(zip(work.train.texts, work.train.labels.tolist()))}
     parts = work.parts(share, seed)
     rows = [seen[pooling][[place[pair] for pair in zip(part.texts, part.labels.tolist())]] for part in parts]
     classifier = start_classifier(work.options(model, seed, frozen=True, pooling=pooling), work.train.names)
     tried = train_frozen(classifier, *work.samplers(model, parts, seed), vectors=rows)
-    with torch.no_grad(): logits = classifier.classifier(asked[pooling])
+    with torch.no_grad(): logits = classifier.classifier(test[pooling])
     return figures(work, logits) | dict(tried=tried)
 
 
@@ -97,15 +97,15 @@ def full(work: Work, model: str, way: str, share: float, seed: int, epochs: int,
     options = work.options(model, seed, epochs, rate, pooling="mean" if way.endswith("mean") else "cls")
     classifier = start_classifier(options, work.train.names)
     if way == "fresh": classifier.bert = BertModel(classifier.config, seeded(seed, 0, 2))
-    *parts, asked = work.samplers(model, (*work.parts(share, seed), work.asked), seed)
+    *parts, test = work.samplers(model, (*work.parts(share, seed), work.test), seed)
     config = training_for(options, len(parts[0]))
     lines = finetune(classifier.to(work.device), *parts, config)
-    held_out = [line for line in lines if "held_out_loss" in line]
-    best = min(held_out, key=lambda line: line["held_out_loss"])
+    val = [line for line in lines if "val_loss" in line]
+    best = min(val, key=lambda line: line["val_loss"])
     kept = dict(steps=config.steps, epochs=epochs, rate=rate, best_step=best["step"],
-                held_out_loss=best["held_out_loss"], held_out_accuracy=best["held_out_accuracy"],
-                lines=[[line["step"], line["loss"], line["held_out_loss"], line["held_out_accuracy"]] for line in held_out])
-    return figures(work, ask(classifier, asked)) | kept
+                val_loss=best["val_loss"], val_accuracy=best["val_accuracy"],
+                lines=[[line["step"], line["loss"], line["val_loss"], line["val_accuracy"]] for line in val])
+    return figures(work, ask(classifier, test)) | kept
 
 
 def recipe(model: str, way: str, share: float) -> tuple[int, float]:
@@ -114,8 +114,8 @@ def recipe(model: str, way: str, share: float) -> tuple[int, float]:
 
 
 def figures(work: Work, logits) -> dict:
-    right = logits.argmax(-1).numpy() == work.asked.labels
-    return dict(accuracy=float(right.mean()), loss=judge(logits, work.asked.labels)["held_out_loss"], right=pack(right))
+    right = logits.argmax(-1).numpy() == work.test.labels
+    return dict(accuracy=float(right.mean()), loss=judge(logits, work.test.labels)["val_loss"], right=pack(right))
 
 
 def cells(work: Work, fresh: list[str]) -> dict:
@@ -124,7 +124,7 @@ def cells(work: Work, fresh: list[str]) -> dict:
     for share in SHARES:
         for seed in SEEDS:
             def bag(share=share, seed=seed):
-                right = bag_of_words(*work.parts(share, seed), work.asked) == work.asked.labels
+                right = bag_of_words(*work.parts(share, seed), work.test) == work.test.labels
                 return dict(accuracy=float(right.mean()), right=pack(right))
             plan[f"words/bag/{share}/{seed}"] = bag
     for model in work.folders:
@@ -158,7 +158,7 @@ def search(work: Work, share: float = 0.1, seed: int = 0) -> None:
         for rate in RATES.get(model, RATES["other"]):
             if (model, share, epochs, rate) in done: continue
             told = full(work, model, "full", share, seed, epochs, rate)
-            row = dict(model=model, share=share) | {k: told[k] for k in ("epochs", "rate", "best_step", "held_out_loss", "held_out_accuracy")}
+            row = dict(model=model, share=share) | {k: told[k] for k in ("epochs", "rate", "best_step", "val_loss", "val_accuracy")}
             print(row, flush=True)
             work.result["tried"].append(row)
             work.keep()
@@ -179,7 +179,7 @@ def main() -> None:
     for model in work.folders:
         config = start_classifier(work.options(model, 0), work.train.names).config
         work.result["models"][model] = {k: v for k, v in asdict(config).items() if "dropout" not in k}
-    work.result["data"] = dict(train=len(work.train), asked=len(work.asked), precision=work.precision, length=LENGTH)
+    work.result["data"] = dict(train=len(work.train), asked=len(work.test), precision=work.precision, length=LENGTH)
     if arguments.search: return search(work, arguments.share)
     for name, call in cells(work, arguments.fresh).items():
         if up_to_date(work, name) or arguments.only and not name.startswith(tuple(arguments.only)): continue

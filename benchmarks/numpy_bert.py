@@ -155,19 +155,19 @@ def train(source, name=None, steps="1500"):
     config = replace(CONFIG, vocab_size=tokenizer.vocab_size)
     training = TrainingConfig(steps=int(steps), batch_size=32, gradient_accumulation_steps=4, length=S, learning_rate=1e-3, log_steps=25)
     counts = np.bincount(np.asarray(corpus.ids), minlength=tokenizer.vocab_size)
-    held_out = PairSampler(other, tokenizer, S, seed=1)
+    val = PairSampler(other, tokenizer, S, seed=1)
     log = []
 
     def tell(line):
         log.append(json.dumps(line))
         print(log[-1], flush=True)
 
-    tell(dict(vocab_size=tokenizer.vocab_size, tokens=corpus.n_tokens, held_out_tokens=other.n_tokens))
+    tell(dict(vocab_size=tokenizer.vocab_size, tokens=corpus.n_tokens, val_tokens=other.n_tokens))
     start = time.perf_counter()
     params, history = pretrain_numpy(config, PairSampler(corpus, tokenizer, S, seed=0), training,
                                      callbacks=[Callback(on_log=lambda lines: tell(lines[-1]))])
     minutes = (time.perf_counter() - start) / 60
-    found = evaluate_numpy(params, config, held_out, counts, batches=32)
+    found = evaluate_numpy(params, config, val, counts, batches=32)
     drawn = as_arrays(PairSampler(corpus, tokenizer, S, seed=0).batch(training.steps, 32))
     _, grads = gradients(params, config, drawn, 4)
     finite = all(bool(np.isfinite(g).all()) for g in grads.values())

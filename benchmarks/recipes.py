@@ -18,7 +18,7 @@ from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.heads import BertForPreTraining
 from minibert.recipe import PretrainOptions, TrainingConfig
-from minibert.runs import HELD_OUT_SEED, prepare, steps_in
+from minibert.runs import VAL_SEED, prepare, steps_in
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import make_sampler, pretrain
 from minibert.weights import save_pretrained
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--out", default="benchmarks/results/recipes.json")
     arguments = parser.parse_args()
     folder, tokenizer = open_data(arguments)
-    train, held_out = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "held-out"))
+    train, val = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "val"))
     keep_freed_memory()
     for words in arguments.recipes:
         model_config, training = configs(recipe_of(words), tokenizer)
@@ -88,7 +88,7 @@ def main() -> None:
         start = time.perf_counter()
         pretrain(model, sampler, training, arguments.save)
         seconds = time.perf_counter() - start
-        ruler = make_sampler(held_out, tokenizer, replace(training, seed=HELD_OUT_SEED, mask_probability=0.15))
+        ruler = make_sampler(val, tokenizer, replace(training, seed=VAL_SEED, mask_probability=0.15))
         figures = evaluate_pretraining(model, ruler)
         line = dict(recipe=words, data=arguments.data, minutes=arguments.minutes, steps=steps,
                     seconds=round(seconds, 1), **{key: round(figures[key], 4) for key in KEPT})

@@ -27,7 +27,7 @@ from minibert.core import choose_precision
 from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.recipe import TrainingConfig
-from minibert.runs import HELD_OUT_SEED
+from minibert.runs import VAL_SEED
 from minibert.training import make_sampler, train_step
 from minibert.weights import from_hf
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--out", default="benchmarks/results/recipes.json")
     arguments = parser.parse_args()
     folder, tokenizer = open_data(arguments)
-    train_corpus, held_out = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "held-out"))
+    train_corpus, val = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "val"))
     config = BertConfig.preset(arguments.size, vocab_size=tokenizer.vocab_size, max_position_embeddings=arguments.length)
     loop = TrainingConfig(length=arguments.length, batch_size=arguments.batch_size)
     sampler = make_sampler(train_corpus, tokenizer, loop)
@@ -106,7 +106,7 @@ def main() -> None:
     if arguments.own: model = train_own(config, sampler, arguments.batch_size, steps, rate, precision)
     else: model = from_hf(train(config, sampler, arguments.batch_size, steps, rate)[0])
     seconds = time.perf_counter() - start
-    ruler = make_sampler(held_out, tokenizer, TrainingConfig(length=arguments.length, seed=HELD_OUT_SEED))
+    ruler = make_sampler(val, tokenizer, TrainingConfig(length=arguments.length, seed=VAL_SEED))
     figures = evaluate_pretraining(model, ruler)
     recipe = f"size={arguments.size} length={arguments.length} batch_size={arguments.batch_size}"
     if rate != 1e-4: recipe += f" learning_rate={rate:g}"

@@ -62,7 +62,7 @@ def read(folder: Path, name: str) -> dict[str, str]:
     found = {}
     for file in sorted(folder.rglob("*")):
         where = f"{name}/{file.relative_to(folder).as_posix()}"
-        if "checkpoints" in file.parts or "corpus" in file.parts or "held-out" in file.parts: continue
+        if "checkpoints" in file.parts or "corpus" in file.parts or "val" in file.parts: continue
         if file.name == "metrics.jsonl":
             for line in map(json.loads, file.read_text(encoding="utf8").splitlines()): found |= floats(f"{where}/{line['step']}", line)
         elif file.name in ("summary.json", "figures.json", "probe.json"): found |= floats(where, json.loads(file.read_text(encoding="utf8")))

@@ -305,7 +305,7 @@ def test_evaluate_on_another_text(run, tmp_path):
     own = figures_of(run)
     again = json.loads(call("evaluate", run, "--dataset", "stories")[0])
     assert again == own
-    shutil.copytree(run, tmp_path / "plain", ignore=shutil.ignore_patterns("run.yaml", "corpus", "held-out", "*.jsonl"))
+    shutil.copytree(run, tmp_path / "plain", ignore=shutil.ignore_patterns("run.yaml", "corpus", "val", "*.jsonl"))
     plain = json.loads(call("evaluate", tmp_path / "plain", "--dataset", "stories")[0])
     assert "unigram_loss" not in plain and plain["mlm_loss"] == own["mlm_loss"]
     assert "--dataset" in refused("evaluate", tmp_path / "plain")
@@ -316,11 +316,11 @@ def test_the_held_out_text_is_asked_at_checkpoints(run, tmp_path):
     words = (*QUICK, "--batch-size", 64, "--length", 16, "--steps", 150, "--checkpoint-steps", 75)
     call("pretrain", *words, "--out", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "held_out_loss" in line] == [75, 150]
-    assert not any("held_out_loss" in line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    assert [line["step"] for line in lines if "val_loss" in line] == [75, 150]
+    assert not any("val_loss" in line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
     states = [json.loads(path.read_text()) for path in (tmp_path / "run/checkpoints").glob("*/state.json")]
-    assert {state["step"]: state["measured"]["held_out_loss"] for state in states} == {
-        line["step"]: line["held_out_loss"] for line in lines if "held_out_loss" in line}
+    assert {state["step"]: state["measured"]["val_loss"] for state in states} == {
+        line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
 
 
 def test_tensorboard_on_request(tmp_path):

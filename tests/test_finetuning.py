@@ -20,10 +20,11 @@ from minibert.stories import stories
 from minibert.core import seeded
 from minibert.evaluation import wilson
 from minibert.finetuning import (
-    BertClassifier, ExampleSampler, FinetuneConfig, _set_dropout_, accuracy_figures, ask,
-    bag_of_words, classify, difference, finetune, fit_linear, judge,
-    load_classifier, read_parts, resume_finetuning, run_finetuning, save_classifier,
-    train_frozen, training_for)
+    BertClassifier, ExampleSampler, _set_dropout_, accuracy_figures, ask, bag_of_words,
+    classify, difference, finetune, fit_linear, judge, load_classifier, save_classifier,
+    train_frozen)
+from minibert.finetune_runs import (
+    FinetuneConfig, read_parts, resume_finetuning, run_finetuning, training_for)
 from minibert.labels import Examples, hold_out, number_labels, read_examples, take_share
 from minibert.heads import BertForPreTraining
 from minibert.model import BertModel
@@ -207,9 +208,9 @@ def test_the_best_is_what_is_kept(tokenizer, examples, tmp_path, where):
     model = fresh(tokenizer)
     config = replace(CONFIG, steps=40, learning_rate=1e-2, checkpoint_steps=5)
     lines = finetune(model, learned, turned, config, tmp_path if where == "in a folder" else None, progress=False)
-    losses = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
+    losses = [line["val_loss"] for line in lines if "val_loss" in line]
     assert len(losses) == 8 and losses[-1] > min(losses) + 1  # by 1.9 to 4.4, over seeds, threads, precisions
-    assert judge(ask(model, turned), turned.examples.labels)["held_out_loss"] == min(losses)
+    assert judge(ask(model, turned), turned.examples.labels)["val_loss"] == min(losses)
 
 
 @pytest.mark.parametrize("parts, rows", [(2, 4), (3, 5), (4, 4), (7, 3)])
@@ -226,11 +227,11 @@ def test_accumulation_is_the_whole_batch(tokenizer, examples, parts, rows):
 
 
 def test_accumulated_training_ends_where_the_whole_does(tokenizer, examples):
-    learned, asked = (ExampleSampler(part, tokenizer, 96) for part in hold_out(examples))
+    learned, val = (ExampleSampler(part, tokenizer, 96) for part in hold_out(examples))
     ends = []
     for parts in (1, 3):
         model = fresh(tokenizer).double()
-        finetune(model, learned, asked, replace(CONFIG, gradient_accumulation_steps=parts), progress=False)
+        finetune(model, learned, val, replace(CONFIG, gradient_accumulation_steps=parts), progress=False)
         ends.append(model.state_dict())
     assert_same(*ends, tol=1e-7)
 
@@ -312,9 +313,9 @@ def test_run_from_a_csv(run, stories_csv, tmp_path):
     options = FinetuneConfig(str(run), str(stories_csv), str(out), epochs=2, batch_size=8, learning_rate=1e-3, length=96)
     figures = run_finetuning(options, progress=False)
     assert figures["examples"] == [43, 11, 6] and figures["labels"] == ["happy", "sad"]
-    asked, model = read_parts(options)[2], load_classifier(out)
-    said = [next(iter(row)) for row in classify(model, WordPieceTokenizer.from_pretrained(out), list(asked.texts))]
-    right = np.array(said) == np.array(asked.names)[asked.labels]
+    test, model = read_parts(options)[2], load_classifier(out)
+    said = [next(iter(row)) for row in classify(model, WordPieceTokenizer.from_pretrained(out), list(test.texts))]
+    right = np.array(said) == np.array(test.names)[test.labels]
     assert figures["bert"] == accuracy_figures(right) and set(figures) >= {"bag_of_words", "majority", "difference"}
     assert json.loads((out / "figures.json").read_text()) == figures
     told = hf.pipeline("text-classification", model=str(out))(TEXTS[:5], truncation=True)
@@ -434,7 +435,6 @@ def test_frozen_run_and_pairs(run, tmp_path):
 
 RESUMED = """
 import sys
-from minibert.finetuning import FinetuneConfig, resume_finetuning, run_finetuning
 run, data, out = sys.argv[1:]
 print("ready", flush=True)
 from pathlib import Path
@@ -632,10 +632,10 @@ def test_numbers_get_the_names_that_are_given(tmp_path):
 def test_sst2(shared_data):
     read = dict(text_column="sentence", names=("negative", "positive"))
     train = read_examples(shared_data / "sst2", **read)
-    asked = read_examples(shared_data / "sst2", split="validation", **read)
-    assert (len(train), len(asked)) == (67_349, 872) and asked.labels.sum() == 444
-    few, chosen_by = hold_out(take_share(train, 0.01)[0])
-    right = bag_of_words(few, chosen_by, asked) == asked.labels
+    test = read_examples(shared_data / "sst2", split="validation", **read)
+    assert (len(train), len(test)) == (67_349, 872) and test.labels.sum() == 444
+    few, val = hold_out(take_share(train, 0.01)[0])
+    right = bag_of_words(few, val, test) == test.labels
     assert 0.6 < right.mean() < 0.7
     assert difference(right, np.zeros(872))["interval"][0] > 0.5
 

@@ -335,7 +335,7 @@ def run(tiny, tokenizer, tmp_path_factory):
     sampler = make_sampler(Corpus.build(documents, tokenizer, folder / "corpus"), tokenizer, recipe)
     pretrain(tiny, sampler, recipe, folder, callbacks=[Observer(plain_batch(sampler, size=2))], progress=False)
     save_pretrained(tiny, tokenizer, folder)
-    Corpus.build(documents, tokenizer, folder / "held-out")
+    Corpus.build(documents, tokenizer, folder / "val")
     return folder
 
 

@@ -50,7 +50,7 @@ def fresh(sampler, dropout=0.0):
     return BertForPreTraining(sizes, seeded(0, 0, 2)).double()
 
 
-HELD_OUT = Callback(measure=lambda model: {"held_out_loss": abs(model.nsp_head.weight.sum().item())})
+VAL = Callback(measure=lambda model: {"val_loss": abs(model.nsp_head.weight.sum().item())})
 
 
 def losses(lines): return [line["loss"] for line in lines]
@@ -92,11 +92,11 @@ def everything(out):
     model, calls = fresh(sampler), []
     if rank == 1: torch.nn.init.ones_(model.nsp_head.weight)  # only the first one's weights count
     lines = pretrain(model, sampler, CONFIG, out / "straight", progress=False,
-                     callbacks=[HELD_OUT, Callback(on_log=lambda history: calls.append(history[-1]["step"]))])
+                     callbacks=[VAL, Callback(on_log=lambda history: calls.append(history[-1]["step"]))])
     told = dict(rank=rank, world=world, losses=losses(lines), calls=calls,
                 weights=sum(p.sum().item() for p in model.parameters()))
-    told["stopped"] = said(pretrain, fresh(sampler), Interrupted(sampler, rank), CONFIG, out / "stopped", callbacks=[HELD_OUT])
-    told["resumed"] = losses(resume(out / "by_one", sampler, callbacks=[HELD_OUT], progress=False)[1])
+    told["stopped"] = said(pretrain, fresh(sampler), Interrupted(sampler, rank), CONFIG, out / "stopped", callbacks=[VAL])
+    told["resumed"] = losses(resume(out / "by_one", sampler, callbacks=[VAL], progress=False)[1])
     model = fresh(sampler)
     if rank == 1: model.nsp_head.register_forward_hook(lambda module, given, logits: logits * torch.nan)
     told["no_number"] = said(pretrain, model, sampler, CONFIG, out / "no_number", progress=False)
@@ -159,12 +159,12 @@ def by_one(sampler, tmp_path_factory):
     "One process: a run that goes through, and the same, stopped in the middle."
     folder = tmp_path_factory.mktemp("one")
     model = fresh(sampler)
-    lines = pretrain(model, sampler, CONFIG, folder / "straight", callbacks=[HELD_OUT], progress=False)
+    lines = pretrain(model, sampler, CONFIG, folder / "straight", callbacks=[VAL], progress=False)
 
     def stop(history):
         if history[-1]["step"] == 6: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(fresh(sampler), sampler, CONFIG, folder / "by_one", callbacks=[HELD_OUT, Callback(on_log=stop)], progress=False)
+        pretrain(fresh(sampler), sampler, CONFIG, folder / "by_one", callbacks=[VAL, Callback(on_log=stop)], progress=False)
     return folder, model, lines
 
 
@@ -198,8 +198,8 @@ def test_checkpoint_and_metrics_of_two_are_those_of_one(by_one, by_two):
         assert one.keys() == two.keys() and apart_tensors(one, two) < 1e-9
     one, two = ([json.loads(line) for line in open(folder / "straight/metrics.jsonl", encoding="utf8")] for folder in (by_one[0], by_two[0]))
     assert [line.keys() for line in one] == [line.keys() for line in two]
-    assert apart([line["held_out_loss"] for line in one if "held_out_loss" in line],
-                 [line["held_out_loss"] for line in two if "held_out_loss" in line]) < 1e-9
+    assert apart([line["val_loss"] for line in one if "val_loss" in line],
+                 [line["val_loss"] for line in two if "val_loss" in line]) < 1e-9
     assert best_checkpoint(by_one[0] / "straight")[0].name == best_checkpoint(by_two[0] / "straight")[0].name
 
 
@@ -230,7 +230,7 @@ def test_ctrl_c_in_any_process_stops_all_at_one_step(sampler, by_one, by_two):
     assert told[0]["stopped"] == told[1]["stopped"]
     assert told[0]["stopped"].startswith("KeyboardInterrupt: Stopped after step 6 of 8: saved in")
     assert latest_checkpoint(folder / "stopped")[1]["step"] == 6
-    model, lines = resume(folder / "stopped", sampler, callbacks=[HELD_OUT], progress=False)
+    model, lines = resume(folder / "stopped", sampler, callbacks=[VAL], progress=False)
     assert apart(losses(lines), losses(by_one[2])) < 1e-9
 
 

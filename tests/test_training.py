@@ -166,7 +166,7 @@ class Rows:
     def batch(self, step, n): return dict(ids=torch.randint(1, 20, (n, 6), generator=seeded(step, 5)))
 
 
-ZERO = Callback(measure=lambda model: dict(held_out_loss=0.0))
+ZERO = Callback(measure=lambda model: dict(val_loss=0.0))
 
 
 def test_fit_trains_and_resumes_any_model(tmp_path):
@@ -206,7 +206,7 @@ def test_the_loop_leaves_the_process_as_it_was(texts, small, monkeypatch):
     def freeze(history):
         if len(history) == 1: model.bert.eval()
         modes.append((model.training, model.bert.training))
-    def measure(model): return {"held_out_loss": model.eval().nsp_head.weight.sum().item()}
+    def measure(model): return {"val_loss": model.eval().nsp_head.weight.sum().item()}
     pretrain(model, make_sampler(*texts, CONFIG), CONFIG, callbacks=[Callback(on_log=freeze, measure=measure)], progress=False)
     assert set(modes) == {(True, False)}
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -323,7 +323,7 @@ def test_figures_under_a_name_that_is_taken_are_refused(texts, small):
     observe = contextmanager(lambda model: iter([{"loss": 1.0}]))
     with pytest.raises(ValueError, match="has loss already"):
         pretrain(fresh(small), sampler, CONFIG, callbacks=[Callback(around_update=observe)], progress=False)
-    with pytest.raises(ValueError, match="gave no held_out_loss.*but accuracy"):
+    with pytest.raises(ValueError, match="gave no val_loss.*but accuracy"):
         pretrain(fresh(small), sampler, CONFIG, callbacks=[Callback(measure=lambda model: {"accuracy": 1.0})], progress=False)
 
 
@@ -333,7 +333,7 @@ def measure_by(losses):
     def measure(model):
         model.eval()
         torch.rand(3)
-        return {"held_out_loss": next(losses)}
+        return {"val_loss": next(losses)}
     return measure
 
 
@@ -352,8 +352,8 @@ def test_best_checkpoint_stays_beside_the_last_ones(texts, small, tmp_path):
     assert equal(plain, measured)
     assert names(tmp_path) == ["00000004", "00000012", "00000014"]
     path, state = best_checkpoint(tmp_path)
-    assert path.name == "00000004" and state["measured"] == {"held_out_loss": 3.0}
-    assert {line["step"]: line["held_out_loss"] for line in lines if line["step"] in (2, 4, 14)} == {2: 5.0, 4: 3.0, 14: 7.0}
+    assert path.name == "00000004" and state["measured"] == {"val_loss": 3.0}
+    assert {line["step"]: line["val_loss"] for line in lines if line["step"] in (2, 4, 14)} == {2: 5.0, 4: 3.0, 14: 7.0}
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="damaged.*The next best is used"): assert best_checkpoint(tmp_path)[1]["step"] == 12
@@ -362,7 +362,7 @@ def test_best_checkpoint_stays_beside_the_last_ones(texts, small, tmp_path):
 
 def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp_path):
     sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, log_steps=4)
-    def steady(model): return {"held_out_loss": 1 + abs(model.eval().nsp_head.weight.sum().item())}
+    def steady(model): return {"val_loss": 1 + abs(model.eval().nsp_head.weight.sum().item())}
     lines = pretrain(straight := fresh(small), sampler, config, tmp_path / "a", callbacks=[Callback(measure=steady)], progress=False)
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8, 9, 10]
     calls = []
@@ -427,7 +427,7 @@ sampler = make_sampler(Corpus.build(documents, tokenizer), tokenizer, config)
 sizes = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
                    intermediate_size=64, max_position_embeddings=64)
 print("ready", flush=True)
-look = [Callback(measure=lambda model: {"held_out_loss": abs(model.nsp_head.weight.sum().item())})]
+look = [Callback(measure=lambda model: {"val_loss": abs(model.nsp_head.weight.sum().item())})]
 try: resume(sys.argv[1], sampler, callbacks=look, progress=False)
 except FileNotFoundError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], callbacks=look, progress=False)
 print("done", flush=True)
