@@ -12,13 +12,13 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 
-from minibert.cli import VAL_SEED, Pretrain, prepare, steps_in
 from minibert.config import BertConfig
 from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
 from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.heads import BertForPreTraining
-from minibert.recipe import TrainingConfig
+from minibert.recipe import PretrainOptions, TrainingConfig
+from minibert.runs import VAL_SEED, prepare, steps_in
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import make_sampler, pretrain
 from minibert.weights import save_pretrained
@@ -31,7 +31,7 @@ def open_data(arguments) -> tuple[Path, WordPieceTokenizer]:
     folder = Path(arguments.work)
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        prepare(Pretrain(dataset=arguments.data, name=arguments.name), folder)
+        prepare(PretrainOptions(dataset=arguments.data, name=arguments.name), folder)
     return folder, WordPieceTokenizer.from_pretrained(folder)
 
 
@@ -45,7 +45,7 @@ def recipe_of(words: str) -> dict:
 
 def configs(recipe: dict, tokenizer) -> tuple[BertConfig, TrainingConfig]:
     "The model's and the loop's config: the base, changed by the recipe."
-    default = Pretrain(**BASE)
+    default = PretrainOptions(**BASE)
     loop = {f.name: getattr(default, f.name) for f in fields(TrainingConfig)}
     loop["precision"] = choose_precision("auto")
     recipe = dict(recipe)

@@ -22,12 +22,12 @@ import torch
 import transformers as hf
 from recipes import KEPT, add_result, open_data
 
-from minibert.cli import VAL_SEED
 from minibert.config import BertConfig
 from minibert.core import choose_precision
 from minibert.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.recipe import TrainingConfig
+from minibert.runs import VAL_SEED
 from minibert.training import make_sampler, train_step
 from minibert.weights import from_hf
 

@@ -5,114 +5,54 @@
 # %% ../nbs/90_cli.ipynb #7a0bbea6
 from __future__ import annotations
 
+import argparse
 import json
-import math
 import os
-import re
-import shutil
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'KEPT_IN', 'VAL_SEED', 'PLACES', 'WATCHING', 'QUESTIONS', 'DESCRIPTION', 'COMMANDS', 'Loop',
-           'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Parity', 'Finetune', 'Bench', 'Probe',
-           'Inspect', 'Classify', 'as_arguments', 'read_options', 'take_out', 'began_with', 'expand', 'first_form',
-           'old_form', 'prepare', 'training_config', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder',
-           'as_yaml', 'Run', 'open_run', 'check_backend', 'fresh_model', 'start_run', 'make_run', 'run_pretrain',
-           'ruler', 'at_checkpoints', 'callbacks_for', 'train', 'check_resumed', 'go_on', 'begin_again', 'say_start',
-           'say_how_long', 'numpy_weights', 'train_by_hand', 'measure', 'figures', 'questions', 'show_what_it_learned',
-           'read_lines', 'draw_curves', 'finish', 'with_text', 'run_evaluate', 'run_fill_mask', 'run_next_sentence',
-           'run_parity', 'accuracies', 'tune', 'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect',
-           'sigterm_stops', 'main']
+__all__ = ['WORDS', 'DESCRIPTION', 'COMMANDS', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Parity',
+           'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify', 'look_for', 'default_options', 'parse', 'run_pretrain',
+           'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_parity', 'run_finetune', 'run_classify',
+           'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
 
 # %% ../nbs/90_cli.ipynb #d2060ec5
 import tyro
-import yaml
-from tqdm import tqdm
 
-from .checkpoints import list_checkpoints, only_run_in, seconds_trained
-from .config import BertConfig
-from .baselines import count_bigrams, count_pieces
-from .core import (
-    Count, Positive, Rate, Share, Whole, check_fields, choose_precision, keep_freed_memory,
-    seeded, write_whole)
-from .corpus import Corpus
-from .documents import load_documents, sample_sentences
-from .stories import stories
-from .evaluation import evaluate_pretraining
-from .finetune_runs import FinetuneConfig, resume_finetuning, run_finetuning
-from .heads import BertForPreTraining
-from .optimizers import make_optimizers
-from .pairs import PairSampler, read_objectives
-from .parallel import asked_to_stop, first_alone, join_processes, own_device
-from .recipe import TrainingConfig
-from .tokenizer import WordPieceTokenizer
-from .training import (
-    Callback, TensorBoard, forecast, make_sampler, pretrain, resume, train_step)
-from .weights import fill_mask, load_pretrained, next_sentence, save_pretrained, to_hf
 from .compare import compare_with_hf, comparison_table
-
-# %% ../nbs/90_cli.ipynb #31a3501f
-@dataclass(frozen=True)
-class Loop(TrainingConfig):
-    "The loop's options, with defaults that learn the stories within two minutes."
-
-    steps: Count = 1100  # updates of the weights
-    batch_size: Count = 64  # pairs in a step
-    length: Count = 48  # tokens in a pair, the three specials included
-    optimizer: Literal["adamw", "muon"] = "muon"  # muon: for the layers' matrices
-    learning_rate: Annotated[  # the peak, for adamw
-        Positive, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")] = 4e-3
-    mask_probability: Share = 0.2  # share of the tokens that are predicted
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
+from .core import Count, Positive, check_fields, keep_freed_memory
+from .finetune_runs import FinetuneConfig, resume_finetuning
+from .pairs import read_objectives
+from .parallel import join_processes
+from .recipe import (
+    BACKENDS, RECIPES, PretrainOptions, as_yaml, read_options, unmade)
+from minibert.report import (
+    accuracies, figures, finish, measure, say_how_long, say_start, what_it_learned,
+    with_text)
+from .runs import (
+    began_with, begin, check_backend, check_resumed, go_on, open_run, train, tune)
+from .tokenizer import WordPieceTokenizer
+from .weights import fill_mask, load_pretrained, next_sentence
 
 # %% ../nbs/90_cli.ipynb #347a0fb7
 @dataclass(frozen=True)
-class Pretrain(Loop):
+class Pretrain(PretrainOptions):
     "Learn a vocabulary, build a BERT, pre-train it, measure it, keep it in a folder."
 
-    dataset: str = "stories"  # or a Hugging Face data set, a folder, a text file
-    name: str | None = None  # the data set's configuration, as wikitext-2-raw-v1
-    text_column: str = "text"  # the data set's column that holds the text
-    streaming: bool = False  # read a data set as it comes: one too large to keep
-    processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
-    start: str | None = None  # a run or checkpoint: go on from its weights, vocabulary
-    size: Literal["tiny", "mini", "small", "medium", "base"] = "tiny"  # of the model
-    vocab_size: Count = 8192  # pieces at most; a small text has fewer
-    max_position_embeddings: Count | None = None  # tokens it can read; None: length
-    positions: Literal["absolute", "rotary"] = "absolute"  # rotary: as in RoFormer
-    dropout: Rate = 0.0  # share of units dropped, in every place
-    backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 19 to 21, by hand
-    out: str | None = None  # the run's folder, a new one (default: the next in runs/)
-    resume: str | None = None  # the folder of a run that was stopped: go on with it
-    minutes: Positive | None = None  # train for about so long: decides the steps
-    watch: bool = False  # gradients, updates, weights and entropies by layer, too
-    tensorboard: bool = False  # write the metrics for TensorBoard too, in the folder
+    learning_rate: Annotated[  # the peak, for adamw
+        Positive, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")
+    ] = PretrainOptions.learning_rate
     recipe: Literal["own", "bert", "fast"] = "own"  # the paper's, or the quickest
+    resume: str | None = None  # the folder of a run that was stopped: go on with it
     print_config: bool = False  # print every option as YAML, and do nothing else
-
-# %% ../nbs/90_cli.ipynb #15eff7ae
-RECIPES = {
-    "own": {},
-    "bert": dict(optimizer="adamw", learning_rate=1e-4, mask_probability=0.15,
-                 dropout=0.1, precision="float32"),
-    "fast": dict(positions="rotary", mask_probability=0.3, length=64,
-                 learning_rate=2e-3),
-}
-BACKENDS = {
-    "torch": {},
-    "numpy": dict(optimizer="adamw", learning_rate=2e-3, mask_probability=0.15,
-                  precision="float32", dropout=0.0, positions="absolute",
-                  objectives="mlm,nsp"),
-}
 
 # %% ../nbs/90_cli.ipynb #0aa0b106
 @dataclass(frozen=True)
@@ -211,278 +151,45 @@ class Classify(Options):
     text: tyro.conf.Positional[str]  # the text
     pair: str | None = None  # the second text, for tasks about two
 
-# %% ../nbs/90_cli.ipynb #ca3acab7
-def as_arguments(options: dict) -> list[str]:
-    "Options as one would type them: {'batch_size': 8} becomes ['--batch-size', '8']."
-    words = []
-    for name, value in options.items():
-        flag = str(name).replace("_", "-")
-        if isinstance(value, bool): words.append(f"--{'' if value else 'no-'}{flag}")
-        elif isinstance(value, list): words += [f"--{flag}", *map(str, value)]
-        else: words += [f"--{flag}", str(value)]
-    return words
-
-# %% ../nbs/90_cli.ipynb #b7611f8b
-def read_options(path: str | Path) -> dict:
-    "The options in a YAML file; ValueError with a sentence if there are none."
-    try: options = yaml.safe_load(Path(path).read_text(encoding="utf8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        raise ValueError(f"The options in {path} cannot be read ({problem}): give a "
-                         "YAML file with lines like 'batch_size: 64'.") from None
-    if not isinstance(options, dict):
-        raise ValueError(f"{path} holds no options: write lines like 'batch_size: 64'.")
-    return options
-
 # %% ../nbs/90_cli.ipynb #c471d2ed
-def take_out(words: list[str], flag: str) -> tuple[list[str], str | None]:
-    "The words without `--flag value` or `--flag=value`, and the last value."
-    kept, value, words = [], None, list(words)
-    while words:
-        word = words.pop(0)
-        if word == flag and words: value = words.pop(0)
-        elif word.startswith(flag + "="): value = word.split("=", 1)[1]
-        else: kept.append(word)
-    return kept, value
+WORDS = {"run", "text", "a", "b", "checkpoint"}  # positional, in every command
 
 
-KEPT_IN = {"pretrain": "run.yaml", "finetune": "options.json"}  # by a run's folder
+def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
+    "The values of some flags, None where one is missing, and the other words."
+    parser = argparse.ArgumentParser(
+        usage="minibert COMMAND [options]", add_help=False, allow_abbrev=False)
+    for flag in flags: parser.add_argument(flag)
+    found, rest = parser.parse_known_args(words)
+    return vars(found), rest
 
 
-def began_with(words: list[str]) -> dict:
-    "The options of the run that `--resume` names, but for places; {} without one."
-    folder = take_out(words, "--resume")[1]
-    if folder is None or words[0] not in KEPT_IN: return {}
-    path = Path(folder) / KEPT_IN[words[0]]
-    options = read_options(path) if path.is_file() else {}
-    return {name: value for name, value in options.items() if name not in ("run", "out")}
+def default_options(kind: type, words: list[str], path: str | None) -> Any:
+    "An instance with what --resume, --backend, --recipe and the file stand for."
+    found, _ = look_for(words, "--resume", "--backend", "--recipe")
+    in_file = read_options(path, kind) if path else {}
+    for name in in_file.keys() & WORDS:
+        raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
+                         "give it on the command line.")
+    options = began_with(found["resume"], kind)
+    if kind is Pretrain:
+        for name, bundles in (("backend", BACKENDS), ("recipe", RECIPES)):
+            options |= bundles.get(found[name] or in_file.get(name), {})
+    return unmade(kind, options | in_file, tyro.MISSING)
 
-
-def expand(words: list[str]) -> list[str]:
-    "Put what --resume, --config, --recipe and --backend stand for before the rest."
-    words, path = take_out(words, "--config")
-    options = read_options(path) if path else {}
-    bundle = began_with(words)
-    for flag, kinds in (("backend", BACKENDS), ("recipe", RECIPES)):
-        words, given = take_out(words, f"--{flag}")
-        given = given or options.get(flag)
-        if given: options[flag] = given
-        bundle |= kinds.get(given, {})
-    return words[:1] + as_arguments(bundle | options) + words[1:]
-
-# %% ../nbs/90_cli.ipynb #8366e835
-def first_form(
-    options: Pretrain,
-    texts: Iterable,  # documents, for the vocabulary
-) -> tuple[BertConfig, WordPieceTokenizer]:
-    "The model's sizes and a vocabulary learned from the text."
-    tokenizer = WordPieceTokenizer.train(
-        sample_sentences(texts), vocab_size=options.vocab_size)
-    return BertConfig.preset(
-        options.size, vocab_size=tokenizer.vocab_size,
-        max_position_embeddings=options.max_position_embeddings or options.length,
-        model_type="roformer" if options.positions == "rotary" else "bert"), tokenizer
-
-
-def old_form(options: Pretrain, folder: Path) -> tuple[BertConfig, WordPieceTokenizer]:
-    "Those of `--start`, whose weights are kept in `folder`."
-    model = load_pretrained(options.start)
-    tokenizer = WordPieceTokenizer.from_pretrained(options.start)
-    save_pretrained(model, tokenizer, folder)
-    return model.config, tokenizer
-
-# %% ../nbs/90_cli.ipynb #7ba04a6c
-def prepare(options: Pretrain, folder: Path) -> tuple[BertConfig, WordPieceTokenizer]:
-    "Keep vocabulary, sizes and the ids of both splits in `folder`, ready to train."
-    train, val = (
-        load_documents(options.dataset, options.name, split, options.text_column,
-                       streaming=options.streaming)
-        for split in ("train", "validation"))
-    if options.start is None: config, tokenizer = first_form(options, train)
-    else: config, tokenizer = old_form(options, folder)
-    if options.length > (room := config.max_position_embeddings):
-        raise ValueError(f"Pairs of {options.length} tokens do not fit a model that "
-                         f"reads {room}: give --length {room} or less, or a model that "
-                         "was begun with a larger --max-position-embeddings.")
-    config = replace(config, hidden_dropout_prob=options.dropout,
-                     attention_probs_dropout_prob=options.dropout)
-    Corpus.build(train, tokenizer, folder / "corpus", options.processes)
-    Corpus.build(val, tokenizer, folder / "val")
-    tokenizer.save_pretrained(folder)
-    config.to_json_file(folder / "config.json")
-    return config, tokenizer
-
-# %% ../nbs/90_cli.ipynb #542d03fe
-def training_config(options: dict) -> TrainingConfig:
-    "The options that belong to the loop, with `auto` made definite."
-    names = TrainingConfig.__dataclass_fields__.keys() & options.keys()
-    own = {name: options[name] for name in names}
-    if own.get("precision") == "auto":
-        by_hand = options.get("backend") == "numpy"
-        own["precision"] = "float32" if by_hand else choose_precision("auto", own_device())
-    return TrainingConfig(**own)
-
-# %% ../nbs/90_cli.ipynb #f050d4ea
-def _one_step(model, config: TrainingConfig, backend: str) -> Callable:
-    "A function of (batch, step) that trains a copy of the model."
-    config = replace(config, steps=10**6)  # whatever we time, no rate turns negative
-    if backend == "numpy":
-        from minibert.numpy_bert.training import as_arrays, first_moments, update_
-        params = numpy_weights(model)
-        moments, sizes = first_moments(params), model.config
-        return lambda batch, step: update_(
-            params, sizes, moments, as_arrays(batch), step, config)
-    model = deepcopy(model).train()
-    optimizers = make_optimizers(model, config)
-    return lambda batch, step: train_step(model, optimizers, batch, step, config)
-
-# %% ../nbs/90_cli.ipynb #2ac69e37
-def seconds_a_step(
-    model: BertForPreTraining,
-    sampler: PairSampler,
-    config: TrainingConfig,
-    backend: str = "torch",
-    *,
-    first: int = 3,  # steps that do not count
-    least: int = 12,  # steps that count, or more
-    seconds: float = 0.0,  # that they take, or more
-) -> float:
-    "The mean time of a training step on this machine, tried on a copy of the model."
-    take, clock = _one_step(model, config, backend), [time.perf_counter()]
-    while len(clock) <= first + least or clock[-1] - clock[first] < seconds:
-        step = len(clock) - 1
-        take(sampler.batch(step, config.batch_size), step)
-        clock.append(time.perf_counter())
-    return (clock[-1] - clock[first]) / (len(clock) - 1 - first)
-
-
-def steps_in(
-    minutes: float,
-    model: BertForPreTraining,
-    sampler: PairSampler,
-    config: TrainingConfig,
-    backend: str = "torch",
-) -> int:  # 1 or more
-    "How many steps fit into `minutes` here, by the mean of 12 steps or more."
-    if not 0 < minutes < math.inf:
-        raise ValueError(f"minutes is {minutes}: give a number above 0.")
-    enough = min(0.02 * 60 * minutes, 20)
-    mean = seconds_a_step(model, sampler, config, backend, seconds=enough)
-    return max(1, int(0.98 * 60 * minutes / mean))
-
-# %% ../nbs/90_cli.ipynb #5d409059
-def new_folder(out: str | None, where: str = "runs") -> Path:
-    "The folder that a run is to have; FileExistsError with a sentence if it is there."
-    if out is None:
-        names = (re.fullmatch(r"(\d+)|\.(\d+)\.making", path.name)
-                 for path in Path(where).glob("*"))
-        taken = [int(name[1] or name[2]) for name in names if name]
-        return Path(where) / str(max(taken, default=0) + 1)
-    if Path(out).exists():
-        raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
-                              "with a run by --resume.")
-    return Path(out)
-
-
-def claim_folder(
-    out: str | None,
-    where: str = "runs",
-) -> tuple[Path, Path]:  # the folder, the one beside it
-    "A new folder's name, and one beside it that is ours alone, made to work in."
-    while True:
-        folder = new_folder(out, where)
-        mine = "" if out is None else f"-{os.getpid()}"
-        aside = folder.with_name(f".{folder.name}.making{mine}")
-        try: aside.mkdir(parents=True)
-        except FileExistsError:
-            if out is not None: raise
-            continue  # another run has this number
-        if not folder.exists(): return folder, aside
-        aside.rmdir()  # another run has just taken it
-
-
-def as_yaml(options: Pretrain) -> str:
-    "All options as the lines of a file for --config."
-    values = asdict(options)
-    for name in ("print_config", "resume", "recipe"): values.pop(name)
-    return yaml.safe_dump(values, sort_keys=False)
-
-# %% ../nbs/90_cli.ipynb #77efc576
-@dataclass(frozen=True)
-class Run:
-    "A run, opened; `train` is None for a checkpoint that came without its text."
-
-    folder: Path
-    options: dict  # those that it was started with
-    tokenizer: WordPieceTokenizer
-    train: Corpus | None
-    val: Corpus | None
-
-
-def open_run(folder: str | Path, check: bool = True) -> Run:
-    "Open what minibert pretrain made; FileNotFoundError if it is no run."
-    folder = Path(folder)
-    if not (folder / "run.yaml").exists():
-        raise FileNotFoundError(f"{folder} is not the folder of a run: give one that "
-                                "minibert pretrain made.")
-    options = read_options(folder / "run.yaml")
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
-    texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
-    return Run(folder, options, tokenizer, *texts)
-
-# %% ../nbs/90_cli.ipynb #7ed72bcc
-def check_backend(options: Pretrain) -> None:
-    "Refuse what the NumPy BERT does not compute: ValueError with a sentence."
-    if options.backend != "numpy": return
-    if join_processes()[1] > 1:
-        raise ValueError("NumPy trains in one process: start it without torchrun.")
-    if options.watch:
-        raise ValueError("Only torch's loop is watched from inside: leave out --watch, "
-                         "or give --backend torch.")
-    for name in ("optimizer", "precision", "dropout", "positions", "objectives"):
-        only = BACKENDS["numpy"][name]
-        if (value := getattr(options, name)) not in (only, "auto"):
-            raise ValueError(f"The NumPy backend has no {name} {value}: give "
-                             f"--{name} {only}, or --backend torch.")
-
-# %% ../nbs/90_cli.ipynb #e34291c3
-def fresh_model(folder: Path, seed: int) -> BertForPreTraining:
-    "The model of a folder's config.json before its first step, where it will train."
-    if (folder / "model.safetensors").exists(): model = load_pretrained(folder)
-    else:
-        config = BertConfig.from_json_file(folder / "config.json")
-        model = BertForPreTraining(config, seeded(seed, 0, 2))
-    return model.to(own_device())
-
-
-def start_run(options: Pretrain, aside: Path, folder: Path) -> None:
-    "Prepare all that `folder` is to hold in `aside`."
-    _, tokenizer = prepare(options, aside)
-    training = training_config(asdict(options))
-    corpus = Corpus.open(aside / "corpus", tokenizer, check=False)
-    sampler = make_sampler(corpus, tokenizer, training)  # refuses what makes no pairs
-    if options.minutes is not None:
-        model = fresh_model(aside, options.seed)
-        steps = steps_in(options.minutes, model, sampler, training, options.backend)
-        training = replace(training, steps=steps)
-    options = replace(options, **asdict(training), minutes=None, out=str(folder))
-    for name in ("run.yaml", ".run.yaml"): write_whole(aside / name, as_yaml(options))
-
-# %% ../nbs/90_cli.ipynb #07e78eae
-def make_run(options: Pretrain) -> int:  # the folder's number; 0 where --out names it
-    "Make the run's folder, whole or not at all."
-    home = Path("runs") if options.out is None else Path(options.out).parent
-    fresh = [path for path in (home, *home.parents) if not path.exists()]
-    folder, aside = claim_folder(options.out)
-    try:
-        start_run(options, aside, folder)
-        if options.out is not None: new_folder(options.out)  # is it still free?
-        aside.rename(folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        for path in fresh:
-            if not any(path.iterdir()): path.rmdir()
-        raise
-    return int(folder.name) if options.out is None else 0
+# %% ../nbs/90_cli.ipynb #dfb7f7ed
+def parse(words: list[str]) -> Any:  # an instance of the command's options
+    "What the words ask for; SystemExit with help, or with a sentence for a mistake."
+    found, words = look_for(words, "--config")
+    kinds = []
+    for command, (kind, _) in COMMANDS.items():
+        own = {}
+        if command in words[:1]:
+            own["default"] = default_options(kind, words, found["config"])
+        kinds.append(Annotated[kind, tyro.conf.subcommand(
+            command, prefix_name=False, **own)])
+    return tyro.cli(reduce(or_, kinds), prog="minibert", description=DESCRIPTION,
+                    args=words)
 
 # %% ../nbs/90_cli.ipynb #6e6ab957
 def run_pretrain(options: Pretrain) -> None:
@@ -491,313 +198,19 @@ def run_pretrain(options: Pretrain) -> None:
     read_objectives(options.objectives)
     if options.print_config: return print(as_yaml(options), end="")
     keep_freed_memory()
-    if options.resume is not None: return go_on(options)
-    if options.minutes is not None and join_processes()[1] > 1:
-        raise ValueError("Minutes can be measured by one process only: give --steps.")
-    number = first_alone(lambda: make_run(options))
-    folder = Path(options.out or f"runs/{number}")
-    run = open_run(folder, check=False)  # written a moment ago
-    model = fresh_model(folder, run.options["seed"])
-    say_start(run, model.config)
-    if options.minutes is None: say_how_long(run, model)
-    finish(*train(run, model), run)
-
-# %% ../nbs/90_cli.ipynb #c06c1935
-VAL_SEED = 20181011  # the same masks for every model with this vocabulary
-
-
-def ruler(run: Run) -> PairSampler:
-    "The held-out pairs and masks with which a run is measured."
-    asked = run.options.get("objectives", TrainingConfig.objectives)
-    training = TrainingConfig(length=run.options["length"], seed=VAL_SEED,
-                              objectives=asked)
-    return make_sampler(run.val, run.tokenizer, training)
-
-# %% ../nbs/90_cli.ipynb #75679b81
-def at_checkpoints(run: Run) -> Callback | None:
-    "What a checkpoint asks of the held-out text, under 1 % of the time; else None."
-    training = training_config(run.options)
-    steps = min(training.steps, training.checkpoint_steps)
-    batches = min(20, steps * training.batch_size // 100 // 32)
-    if not batches: return None
-    sampler = ruler(run)
-
-    def ask(model: BertForPreTraining) -> dict[str, float]:
-        told = evaluate_pretraining(model, sampler, batches=batches)
-        losses = [told[f"{name}_loss"] for name in sampler.objectives]
-        kept = {f"val_{name}": told[name] for name in ("mlm_loss", "mlm_accuracy")
-                if name in told}
-        return dict(val_loss=sum(losses)) | kept
-    return Callback(measure=ask)
-
-# %% ../nbs/90_cli.ipynb #489d2796
-def callbacks_for(run: Run) -> list[Callback]:
-    "Who looks on at a run: what asks the held-out text, and what the options name."
-    callbacks = [at_checkpoints(run)]
-    if run.options.get("watch"):
-        from minibert.inside import Observer, plain_batch
-        callbacks.append(Observer(plain_batch(ruler(run))))
-    if run.options.get("tensorboard"):
-        callbacks.append(TensorBoard(run.folder / "tensorboard"))
-    return [callback for callback in callbacks if callback]
-
-# %% ../nbs/90_cli.ipynb #a9e3c8c9
-def train(
-    run: Run,
-    model: BertForPreTraining,
-) -> tuple[BertForPreTraining, float]:  # the seconds that its training took
-    "Train the model from its first step to its last."
-    training = training_config(run.options)
-    sampler = make_sampler(run.train, run.tokenizer, training)
-    callbacks, start = callbacks_for(run), time.monotonic()
-    if run.options["backend"] == "numpy":
-        model = train_by_hand(model.cpu(), sampler, training, run.folder, callbacks)
-        return model, round(time.monotonic() - start, 3)
-    pretrain(model, sampler, training, run.folder, callbacks=callbacks)
-    return model, seconds_trained(run.folder)
-
-# %% ../nbs/90_cli.ipynb #b2f8d011
-PLACES = "out", "resume", "print_config", "recipe"  # say where, or stand for others
-WATCHING = "watch", "tensorboard"  # may change at any time: they decide no number
-
-
-def check_resumed(options: Pretrain | Finetune, folder: Path) -> None:
-    "Refuse to go on with other options: ValueError naming each, and both values."
-    kept = [folder / name for name in (".run.yaml", "run.yaml", "options.json")]
-    began = next((read_options(path) for path in kept if path.is_file()), {})
-    now, where = asdict(options), Path(options.out or folder)
-    differs = [] if where.resolve() == folder.resolve() else [f"--out is {where}"]
-    for name, old in began.items():
-        if name in PLACES + WATCHING or name == "run" and not now[name]: continue
-        new = list(now[name]) if isinstance(now.get(name), tuple) else now.get(name)
-        if new != old:
-            differs.append(f"--{name.replace('_', '-')} was {old} and is {new}")
-    if differs:
-        raise ValueError(f"A run goes on only as it began, and {folder} is asked for "
-                         f"something else ({'; '.join(differs)}): leave that out, undo "
-                         "what was changed in the folder, or start a new run.")
-
-# %% ../nbs/90_cli.ipynb #a1c5c538
-def go_on(options: Pretrain) -> None:
-    "Go on with the run in `options.resume`, which was stopped, and finish it."
-    folder = Path(options.resume)
-    run = open_run(folder)
-    if run.options.get("backend") == "numpy":
-        raise ValueError(f"{folder} was trained with NumPy, which keeps no checkpoints "
-                         f"to go on from: start anew with --config {folder}/run.yaml "
-                         "--out and a new folder.")
-    check_resumed(options, folder)
-    run = replace(run, options=asdict(options))
-    if not list_checkpoints(folder): return finish(*begin_again(run), run)
-    model, _ = resume(folder, config=training_config(run.options), device=own_device(),
-                      callbacks=callbacks_for(run))
-    finish(model, seconds_trained(folder), run)
-
-
-def begin_again(run: Run) -> tuple[BertForPreTraining, float]:
-    "Train a run from step 0 that was stopped before its first checkpoint."
-    trained = (run.folder / "model.safetensors").exists() and not run.options["start"]
-    if trained or (run.folder / "summary.json").exists():
-        raise FileNotFoundError(f"{run.folder} holds a trained model and no checkpoint: "
-                                "give the folder of a run that was stopped.")
-    def forget():
-        with only_run_in(run.folder):
-            (run.folder / "metrics.jsonl").unlink(missing_ok=True)
-    first_alone(forget)
-    return train(run, fresh_model(run.folder, run.options["seed"]))
-
-# %% ../nbs/90_cli.ipynb #827ee7a7
-def say_start(run: Run, config: BertConfig) -> None:
-    "A line about what is trained, and where."
-    training = training_config(run.options)
+    if options.resume is not None: run, model, seconds = go_on(options, options.resume)
+    else:
+        run, model = begin(options)
+        say_start(run)
+        if options.minutes is None: say_how_long(run, model)
+        model, seconds = train(run, model)
     if join_processes()[0]: return
-    print(f"Training in {run.folder}: {config.num_hidden_layers} layers, "
-          f"{config.hidden_size} wide, {config.vocab_size:,} pieces; "
-          f"{training.steps:,} steps of {training.batch_size} pairs of "
-          f"{training.length} tokens, {training.optimizer}, {training.precision}.",
-          flush=True)
-
-
-def say_how_long(run: Run, model: BertForPreTraining) -> None:
-    "A line more where the run will take over two minutes on this machine."
-    training, backend = training_config(run.options), run.options["backend"]
-    if training.steps < 200 or join_processes()[1] > 1: return
-    sampler = make_sampler(run.train, run.tokenizer, training)
-    each = seconds_a_step(model, sampler, training, backend, first=1, least=1, seconds=1)
-    if said := forecast(each * training.steps, training.steps, training.steps):
-        print(f"That takes {said}, {each:.3f} s a step.", flush=True)
-
-# %% ../nbs/90_cli.ipynb #4edf4ff9
-def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
-    "The model's weights as the NumPy BERT holds them, copied."
-    from minibert.numpy_bert.layers import from_state_dict
-    return from_state_dict(to_hf(model), model.config)
-
-# %% ../nbs/90_cli.ipynb #08739440
-class _Counted:
-    "A sampler that counts the steps, and hands out no batch once asked to stop."
-
-    def __init__(self, sampler: PairSampler, bar: tqdm, asked):
-        self.sampler, self.bar, self.asked = sampler, bar, asked
-        self.tokenizer = sampler.tokenizer
-
-    def batch(self, step: int, batch_size: int) -> dict:
-        if self.asked.is_set(): raise KeyboardInterrupt
-        self.bar.update(step - self.bar.n)
-        return self.sampler.batch(step, batch_size)
-
-# %% ../nbs/90_cli.ipynb #3b9abf1e
-def train_by_hand(
-    model: BertForPreTraining,  # its weights are the first
-    sampler: PairSampler,
-    training: TrainingConfig,
-    folder: Path,
-    callbacks: Iterable[Callback] = (),
-) -> BertForPreTraining:  # another model, with the last weights
-    "Train with NumPy alone; Ctrl-C and SIGTERM save the weights and stop."
-    from minibert.numpy_bert.training import pretrain_numpy
-    bar, steps = tqdm(total=training.steps, unit="step"), training.steps
-    with only_run_in(folder), bar, asked_to_stop() as asked:
-        counted, params = _Counted(sampler, bar, asked), numpy_weights(model)
-        try: pretrain_numpy(
-                model.config, counted, training, folder, params=params,
-                callbacks=callbacks)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"Stopped before step {bar.n + 1} of {steps}: the weights are saved in "
-                f"{folder}; NumPy keeps no checkpoints to go on from.") from None
-        bar.update(steps - bar.n)
-    return load_pretrained(folder)
-
-# %% ../nbs/90_cli.ipynb #b28050b6
-def measure(model: BertForPreTraining, run: Run) -> dict:
-    "The held-out figures beside their baselines, where known; the same each time."
-    about = {}
-    if run.train is not None:
-        about = dict(counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
-    if run.options["dataset"] == "stories":
-        about["stories"] = stories(run.val.n_documents, split="validation")
-    return evaluate_pretraining(model, ruler(run), **about)
-
-# %% ../nbs/90_cli.ipynb #c9a8afca
-def figures(summary: dict) -> str:
-    "The held-out figures as a table, each beside its baseline."
-    row = "  {:26}{:>12}{:>12}{:>12}{:>10}".format
-    lines = [row("on held-out text", "this model", "unigram", "bigram", "best")]
-    if "mlm_loss" in summary:
-        sources = "mlm", "unigram", "bigram"
-        losses = [summary[f"{name}_loss"] for name in sources]
-        right = [summary[f"{name}_accuracy"] for name in sources]
-        best = summary.get("mlm_accuracy_bound")
-        lines += [
-            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), ""),
-            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), ""),
-            row("masked words, accuracy", *(f"{share:.1%}" for share in right),
-                "" if best is None else f"{best:.1%}")]
-    if "nsp_accuracy" in summary:
-        lines.append(row("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
-                         "(coin)", f"{0.5:.1%}", ""))
-    return "\n".join(lines)
-
-# %% ../nbs/90_cli.ipynb #593dbacc
-QUESTIONS = [
-    "One morning Anna lost her red ball. [MASK] looked under the bed.",
-    "Tom wanted to cook soup with his mother. But there were no [MASK] in the kitchen.",
-    "There Lily met a hungry dog. It [MASK] and wanted some bones.",
-    "Then it began to rain. Ben had his [MASK] and was dry.",
-]
-
-# %% ../nbs/90_cli.ipynb #d4843acd
-def questions(
-    run: Run,
-    room: int,  # the longest text that the model reads
-) -> tuple[list, list]:  # texts with a [MASK]; pairs (a, b, whether b really follows)
-    "Four texts that fit, and a true and a random pair from the held-out part."
-    text, tokenizer = run.val, run.tokenizer
-    starts = [int(start) for start in text.document_starts[:-1][:4]]
-    cut = min(24, (room - 3) // 2)
-    sentence = lambda i: [int(piece) for piece in text.sentence(i)[:cut]]
-    a, b, other = (tokenizer.decode(sentence(i))
-                   for i in (starts[0], starts[0] + 1, starts[1] + 1))
-    pairs = [(a, b, True), (a, other, False)]
-    if run.options["dataset"] == "stories":
-        return [q for q in QUESTIONS if len(tokenizer.ids(q)) + 2 <= room], pairs
-    asked = []
-    for ids in map(sentence, starts):
-        ids[len(ids) // 2] = tokenizer.mask_id
-        asked.append(tokenizer.decode(ids, skip_special_tokens=False))
-    return asked, pairs
-
-# %% ../nbs/90_cli.ipynb #9750a0a7
-def show_what_it_learned(model: BertForPreTraining, run: Run) -> None:
-    "Print the likeliest pieces for four [MASK]s and the verdict on two pairs."
-    asked, pairs = questions(run, model.config.max_position_embeddings)
-    learned = read_objectives(run.options["objectives"])
-    if "mlm" not in learned: asked = []
-    if "nsp" not in learned: pairs = []
-    if asked: print("\nThe likeliest words for [MASK]:")
-    for text in asked:
-        answers = fill_mask(model, run.tokenizer, text, k=5)[0]
-        print(f"  {text}\n    " + "  ".join(f"{w} {share:.0%}" for w, share in answers))
-    if pairs: print("\nDoes the second sentence follow the first?")
-    for a, b, really in pairs:
-        share = next_sentence(model, run.tokenizer, a, b)
-        said = "yes" if share > 0.5 else "no"
-        print(f"  {a} | {b}\n    {said} ({share:.0%} sure that it does); "
-              f"in truth {'it does' if really else 'it is from another text'}")
-
-# %% ../nbs/90_cli.ipynb #d46e5958
-def read_lines(folder: Path) -> list[dict]:
-    "The lines of a run's metrics.jsonl."
-    with open(folder / "metrics.jsonl", encoding="utf8") as file:
-        return [json.loads(line) for line in file]
-
-
-def draw_curves(lines: list[dict], summary: dict):
-    "The two losses over the steps, beside what a guesser and a coin would pay."
-    from minibert.show import show_curves
-    steps = [line["step"] for line in lines]
-    curves = {name: (steps, [line[key] for line in lines]) for name, key in
-              (("masked words", "mlm_loss"), ("next sentence", "nsp_loss"))
-              if key in lines[0]}
-    asked = [line for line in lines if "val_mlm_loss" in line]
-    if len(asked) > 1:
-        curves["masked words, held out"] = (
-            [line["step"] for line in asked],
-            [line["val_mlm_loss"] for line in asked])
-    base = {}
-    if "masked words" in curves: base["unigram"] = summary["unigram_loss"]
-    if "next sentence" in curves: base["coin"] = math.log(2)
-    return show_curves(curves, lines=base)
-
-# %% ../nbs/90_cli.ipynb #83b5bfd3
-def finish(model: BertForPreTraining, seconds: float | None, run: Run) -> None:
-    "Save the model, measure it, draw its curves, and say what it learned."
-    if join_processes()[0]: return
-    model = model.cpu()
-    save_pretrained(model, run.tokenizer, run.folder)
-    summary = measure(model, run) | dict(train_seconds=seconds)
-    draw_curves(read_lines(run.folder), summary).savefig(run.folder / "curves.png")
-    write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-    print("\n" + figures(summary))
-    show_what_it_learned(model, run)
-    print(f"\nSaved in {run.folder}. Ask it more:")
+    summary = finish(model, seconds, run)
+    print(f"\n{figures(summary)}\n{what_it_learned(model, run)}\n\n"
+          f"Saved in {run.folder}. Ask it more:")
     if "mlm_loss" in summary:
         print(f'  minibert fill-mask {run.folder} "the [MASK] was red ."')
     else: print(f'  minibert next-sentence {run.folder} "Tom was hungry." "He ate."')
-
-# %% ../nbs/90_cli.ipynb #76ba0421
-def with_text(options: Evaluate, model: BertForPreTraining) -> Run:
-    "The run, or a checkpoint from elsewhere, with another text held out."
-    folder, room = Path(options.run), model.config.max_position_embeddings
-    if (folder / "run.yaml").exists(): run = open_run(folder)
-    else:
-        tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-        run = Run(folder, dict(length=min(128, room)), tokenizer, None, None)
-    documents = load_documents(
-        options.dataset, options.name, "validation", options.text_column)
-    return replace(run, options=run.options | dict(dataset=options.dataset),
-                   val=Corpus.build(documents, run.tokenizer))
 
 # %% ../nbs/90_cli.ipynb #3322e9d8
 def run_evaluate(options: Evaluate) -> None:
@@ -811,7 +224,9 @@ def run_evaluate(options: Evaluate) -> None:
             raise FileNotFoundError(f"{problem} Another checkpoint is measured on a "
                                     "text that --dataset names.") from None
     model = load_pretrained(options.run)
-    if options.dataset is not None: run = with_text(options, model)
+    if options.dataset is not None:
+        run = with_text(options.run, model, options.dataset, options.name,
+                        options.text_column)
     print(json.dumps(measure(model, run), indent=2))
 
 # %% ../nbs/90_cli.ipynb #5fcb7e4e
@@ -837,48 +252,20 @@ def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do n
     print(comparison_table(result))
     return 0 if result["same"] else 1
 
-# %% ../nbs/90_cli.ipynb #9de42180
-def accuracies(figures: dict) -> str:
-    "A fine-tuned BERT's accuracy as a table, with its neighbours."
-    names = {"this model": "bert", "bag of words": "bag_of_words",
-             "commonest label": "majority"}
-    rows = [f"  on {figures['examples'][-1]:,} texts not learned from"]
-    for name, key in names.items():
-        low, high = figures[key]["interval"]
-        rows.append(f"  {name:20}{figures[key]['accuracy']:>8.1%}"
-                    f"   ({low:.1%} to {high:.1%})")
-    return "\n".join(rows)
-
-# %% ../nbs/90_cli.ipynb #0c691d1f
-def tune(options: Finetune) -> tuple[Path, dict]:  # the new folder, the figures
-    "Fine-tune into a new folder; where another run takes the number, into the next."
-    own = {name: getattr(options, name) for name in FinetuneConfig.__dataclass_fields__}
-    def number() -> int:  # of the folder; 0 where --out names it
-        folder = new_folder(options.out, "tuned")
-        return int(folder.name) if options.out is None else 0
-    tried = None
-    while True:
-        chosen = first_alone(number)
-        folder = Path(f"tuned/{chosen}" if options.out is None else options.out)
-        try: return folder, run_finetuning(FinetuneConfig(**own | dict(out=str(folder))))
-        except FileExistsError:
-            if folder == tried: raise
-            tried = folder
-
-
+# %% ../nbs/90_cli.ipynb #44db5aaf
 def run_finetune(options: Finetune) -> None:
     "From a table of labelled texts to a saved classifier and its figures."
     if options.resume is None and not (options.run and options.dataset):
         raise ValueError("There is nothing to learn from: give a run's folder and "
                          "--dataset, or go on with --resume and a folder.")
     keep_freed_memory()
-    if options.resume is None: folder, figures = tune(options)
+    if options.resume is None: folder, told = tune(asdict(options))
     else:
-        folder = Path(options.resume)
+        folder = options.resume
         check_resumed(options, folder)
-        figures = resume_finetuning(folder)
+        told = resume_finetuning(folder)
     if join_processes()[0]: return
-    print("\n" + accuracies(figures))
+    print("\n" + accuracies(told))
     print(f'\nSaved in {folder}. Ask it:\n  minibert classify {folder} "a text"')
 
 # %% ../nbs/90_cli.ipynb #45653589
@@ -948,10 +335,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
     try:
         with sigterm_stops():
-            options = tyro.extras.subcommand_cli_from_dict(
-                {name: kind for name, (kind, _) in COMMANDS.items()},
-                prog="minibert", description=DESCRIPTION,
-                args=expand(sys.argv[1:] if words is None else words))
+            options = parse(sys.argv[1:] if words is None else words)
             return dict(COMMANDS.values())[type(options)](options) or 0
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)

@@ -427,7 +427,8 @@ def test_impossible_options_are_refused_before_anything_is_read(run, tmp_path, w
 
 
 def test_precision_is_asked_of_the_machine_in_one_place(tmp_path, monkeypatch):
-    from minibert.cli import Pretrain, asdict, training_config
+    from minibert.cli import Pretrain, asdict
+    from minibert.runs import training_config
     for told, precision in (("0", "float32"), ("1", "bfloat16")):
         monkeypatch.setenv("MINIBERT_BFLOAT16", told)
         assert training_config(asdict(Pretrain())).precision == precision
@@ -454,7 +455,7 @@ def test_only_the_first_process_reads_the_time_of_the_training(run, tmp_path, mo
 
 
 def test_a_machine_that_is_slower_than_promised_says_so(run, monkeypatch, capsys):
-    from minibert import cli
+    from minibert import report as cli
     opened = cli.open_run(run)
     for steps, each, said in ((2500, 0.53, "about 22 min"), (2500, 0.04, ""), (30, 60, "")):
         monkeypatch.setattr(cli, "seconds_a_step", lambda *args, each=each, **kwargs: each)
@@ -535,7 +536,7 @@ def test_sigterm_before_the_first_step_leaves_nothing(tmp_path):
 
 
 def test_a_number_is_claimed_once(tmp_path):
-    from minibert.cli import claim_folder
+    from minibert.runs import claim_folder
     (tmp_path / "runs/7").mkdir(parents=True)
     (tmp_path / "runs/.9.making").mkdir()
     with ThreadPoolExecutor(16) as pool:
