@@ -312,7 +312,7 @@ def test_evaluate_on_another_text(run, tmp_path):
     assert "--dataset" in refused("evaluate", run, "--name", "wikitext-2-v1")
 
 
-def test_the_held_out_text_is_asked_at_checkpoints(run, tmp_path):
+def test_the_val_text_is_asked_at_checkpoints(run, tmp_path):
     words = (*QUICK, "--batch-size", 64, "--length", 16, "--steps", 150, "--checkpoint-steps", 75)
     call("pretrain", *words, "--out", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
