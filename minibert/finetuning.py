@@ -181,8 +181,8 @@ def _plan(lengths: np.ndarray, size: int, seed: int, epoch: int) -> list[np.ndar
     return [batches[k] for k in torch.randperm(len(batches), generator=generator)]
 
 # %% ../nbs/18_finetuning.ipynb #ac3a82ed
-class _Encoded:
-    "Examples as ids, each as long as it is."
+class ExampleSampler:
+    "Labelled texts in batches of like length; each is a function of (seed, step)."
 
     def __init__(self, examples: Examples, tokenizer: WordPieceTokenizer,
                  length: int = 128, seed: int = 0):
@@ -204,16 +204,24 @@ class _Encoded:
         batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
         return batch | dict(labels=torch.from_numpy(self.examples.labels[places]))
 
-# %% ../nbs/18_finetuning.ipynb #4fc1c251
-class ExampleSampler(_Encoded):
-    "Batches of texts of like length; each is a function of the seed and the step."
-
     def batch(self, step: int, size: int) -> dict[str, Tensor]:
         "The batch of this step: (B, S) ids, types, mask, and (B,) labels."
         epoch, k = divmod(step, math.ceil(len(self) / size))
         if (epoch, size) not in self.plan:
             self.plan = {(epoch, size): _plan(self.lengths, size, self.seed, epoch)}
         return self.gather(self.plan[epoch, size][k])
+
+    def figures(self, model: nn.Module, batches: int = 0, batch_size: int = 64) -> dict:
+        "Loss and rightness of all examples, however many `batches`, for `evaluate`."
+        logits, rows = ask(model, self, batch_size).double(), np.arange(len(self))
+        labels = torch.from_numpy(self.examples.labels)
+        loss = F.cross_entropy(logits, labels, reduction="none")
+        right = logits.argmax(-1) == labels
+        return dict(label_loss=(loss.numpy(), rows), label_accuracy=(right.numpy(), rows))
+
+    def baselines(self, batches: int = 0, batch_size: int = 64) -> dict:
+        "How often the commonest label is right."
+        return dict(majority_accuracy=np.bincount(self.examples.labels).max() / len(self))
 
 # %% ../nbs/18_finetuning.ipynb #697f655a
 def ask(

@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from mutants.bank import Mutant, patch, read_bank  # noqa: E402
+from mutants.bank import Mutant, patch, places, read_bank  # noqa: E402
 
 TESTS = {  # what is asked when a notebook does not refuse: the quick tests of these files
     "core": "core evaluation training",
@@ -96,7 +96,7 @@ def cells(mutant: Mutant) -> list[str]:
     book = notebook(mutant)
     parts = json.loads(book.read_text(encoding="utf8"))["cells"]
     code = ["".join(part["source"]) for part in parts if part["cell_type"] == "code"]
-    where = [k for k, source in enumerate(code) if source.startswith("#| export") and mutant.find in source]
+    where = [k for k, source in enumerate(code) if source.startswith("#| export") and places(source, mutant)]
     if len(where) != 1:
         raise ValueError(f"{mutant}: its place is in {len(where)} exported cells of {book.name}: export the module anew.")
     code[where[0]] = patch(code[where[0]], mutant)
