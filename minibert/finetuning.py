@@ -221,7 +221,8 @@ class ExampleSampler:
 
     def baselines(self, batches: int = 0, batch_size: int = 64) -> dict:
         "How often the commonest label is right."
-        return dict(majority_accuracy=np.bincount(self.examples.labels).max() / len(self))
+        counts = np.bincount(self.examples.labels)
+        return dict(majority_accuracy=float(counts.max() / len(self)))
 
 # %% ../nbs/18_finetuning.ipynb #697f655a
 def ask(

@@ -145,6 +145,13 @@ def test_what_is_required_is_what_the_package_imports():
     assert not required & extra and settings("extra_requirements").keys() <= settings("dev_requirements").keys()
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_output_names_a_place_of_this_machine(path):
+    "A warning prints the file that it comes from, and with it whose machine it was."
+    text = path.read_text(encoding="utf8")
+    assert not [word for word in ("site-packages", "Warning: IProgress", str(Path.home()) + os.sep) if word in text]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_module_imports_in_a_fresh_process(name): run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
 
