@@ -434,6 +434,7 @@ def test_frozen_run_and_pairs(run, tmp_path):
 
 RESUMED = """
 import sys
+from minibert.finetune_runs import FinetuneConfig, resume_finetuning, run_finetuning
 run, data, out = sys.argv[1:]
 print("ready", flush=True)
 from pathlib import Path
