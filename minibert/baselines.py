@@ -57,13 +57,18 @@ def _shares(counts) -> np.ndarray:  # (V,)
     return (counts + 1) / (counts.sum() + len(counts))
 
 
+def _check_some(label: np.ndarray) -> None:
+    "Refuse to take the mean of nothing: ValueError."
+    if not len(label):
+        raise ValueError("There is no token to measure: give one or more.")
+
+
 def unigram_baseline(
     counts: np.ndarray,  # (V,) how often each piece occurs in the training text
     label: np.ndarray,  # (N,)
 ) -> dict[str, float]:
     "What knowing only how common pieces are gets: its loss and its accuracy."
-    if not len(label):
-        raise ValueError("There is no token to measure: give one or more.")
+    _check_some(label)
     right = label == np.argmax(np.asarray(counts))
     return dict(unigram_loss=float(-np.log(_shares(counts)[label]).mean()),
                 unigram_accuracy=float(right.mean()))
@@ -129,8 +134,7 @@ def bigram_baseline(
     label: np.ndarray,  # (N,)
 ) -> dict[str, float]:
     "What knowing the left neighbour gets, smoothed as by Witten and Bell 1991."
-    if not len(label):
-        raise ValueError("There is no token to measure: give one or more.")
+    _check_some(label)
     share, (followed, kinds) = _shares(counts), bigrams.followers()
     n, T, prior = followed[left], kinds[left], share[label]
     seen = (bigrams.count(left, label) + T * prior) / np.maximum(n + T, 1)

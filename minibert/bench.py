@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import platform
 import re
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count, cycle
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
 
 # %% auto #0
 __all__ = ['GEMM', 'BATCHES', 'CASES', 'Peer', 'list_peers', 'peer_steps', 'peak_memory', 'take_turns', 'available_peers',
@@ -35,7 +33,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from .config import BertConfig
-from .core import fast_bfloat16, keep_freed_memory, seeded, write_whole
+from .core import (
+    fast_bfloat16, follow_parent, keep_freed_memory, seeded, write_whole)
 from .corpus import Corpus
 from .documents import load_documents
 from .heads import BertForPreTraining
@@ -220,17 +219,10 @@ _steps: Iterator[None] | None = None  # in a worker: those of its peer
 def _prepare(peer: Peer, config: BertConfig, shape: tuple, threads: int) -> None:
     "A worker's first task: it sets its threads, draws its batches, and gets ready."
     global _steps
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    Thread(target=_follow_parent, daemon=True).start()
+    follow_parent()
     torch.set_num_threads(threads)
     batches = [synthetic_batch(config, seed, *shape) for seed in range(BATCHES)]
     _steps = peer_steps(peer, config, batches)
-
-
-def _follow_parent() -> None:
-    "End this process when its parent has been killed: nobody else would."
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 # %% ../nbs/appendix/L_bench.ipynb #72adbbbe
 def peak_memory() -> float:  # MiB

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import multiprocessing
 import os
 import platform
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,7 +24,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Bounds', 'check_fields', 'write_whole', 'seeded',
-           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory']
+           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory',
+           'follow_parent']
 
 # %% ../nbs/appendix/A_core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -230,3 +234,12 @@ def keep_freed_memory() -> bool:  # False where there is no glibc to ask
     except (OSError, AttributeError, TypeError): return False
     never_mmap, never_trim = (-4, 0), (-1, 2**31 - 1)
     return all(mallopt(*option) == 1 for option in (never_mmap, never_trim))
+
+# %% ../nbs/appendix/A_core.ipynb #b627558d
+def follow_parent() -> None:
+    "In a worker process: leave Ctrl-C to the parent, and end when it has been killed."
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=wait, daemon=True).start()

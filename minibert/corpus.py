@@ -10,8 +10,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
-import threading
 import warnings
 import zlib
 from array import array
@@ -25,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from .core import write_whole
+from .core import follow_parent, write_whole
 from .documents import split_reading
 
 # %% auto #0
@@ -295,14 +293,8 @@ def _is_made(folder):
 # %% ../nbs/appendix/E_corpus.ipynb #84352faa
 def _start_helper(tokenizer, cut):
     "Begin a helper process: only its owner stops it, and it ends with its owner."
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_owner, daemon=True).start()
+    follow_parent()
     _help.tools = tokenizer, cut
-
-
-def _end_with_owner():
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 def _help(folder, chunk):

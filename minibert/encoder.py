@@ -103,14 +103,8 @@ class EncoderLayer(nn.Module):
 class PreNormLayer(EncoderLayer):
     "The same parts, but each act reads a normed x, and the sum stays as it is."
 
-    def forward(
-        self,
-        x: Tensor,  # (B, Q, D)
-        mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
-        memory: Tensor | None = None,  # (B, S, D): whom x asks; None: x itself
-        positions: Tensor | None = None,  # (B, Q): where x stands in it; None: 0, 1, ...
-        need_probs: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # (B, Q, D); the probs where needed
+    def forward(self, x, mask=None, memory=None, positions=None, need_probs=False):
+        "Takes and gives what `EncoderLayer` does."
         normed = self.attention_norm(x)
         if memory is not None: memory = self.attention_norm(memory)
         found, probs = self.attention(normed, mask, memory, positions, need_probs)

@@ -62,6 +62,7 @@ mlm_head.norm                          cls.predictions.transform.LayerNorm
 mlm_head.bias                          cls.predictions.bias
 nsp_head                               cls.seq_relationship
 """
+_BUFFERS = "position_ids", "embeddings.token_type_ids", "embed_positions.weight"
 
 # %% ../nbs/appendix/J_families.ipynb #bade9abf
 def _pre_training(base: str, **more) -> Family:
@@ -72,7 +73,7 @@ def _pre_training(base: str, **more) -> Family:
         tied={"cls.predictions.decoder.weight": f"{base}.embeddings.word_embeddings.weight",
               "cls.predictions.decoder.bias": "cls.predictions.bias"},
         optional={"bert.pooler": "pooler", "mlm_head": "MLM head", "nsp_head": "NSP head"},
-        ignored=("position_ids", "embeddings.token_type_ids", "embed_positions.weight"),
+        ignored=_BUFFERS,
         **more)
 
 
@@ -82,7 +83,7 @@ def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
         "minibert.finetuning:ClassifierConfig",
         "minibert.finetuning:BertClassifier.from_config",
         (_BODY + heads).replace("BASE", base), f"{base}.", dict(pooling=pooling),
-        ignored=("position_ids", "embeddings.token_type_ids", "embed_positions.weight"),
+        ignored=_BUFFERS,
         **more)
 
 

@@ -256,13 +256,18 @@ def load_pretrained(
     folder = find_checkpoint(name_or_folder, revision=revision,
                              cache_dir=cache_dir, local_files_only=local_files_only)
     try:
-        values = read_config(folder / "config.json")
-        said = architecture or next(iter(values.get("architectures") or ()), None)
-        name, family = find_family(values.get("model_type"), said)
-        config = read_sizes(values, name)
+        name, family, config = _read_kind(folder, architecture)
         return from_hf(_read_all(folder, family), config, name).eval()
     except ValueError as problem:
         raise ValueError(f"{name_or_folder} was not loaded. {problem}") from None
+
+
+def _read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Family, Any]:
+    "What a folder's config.json describes: its architecture, its family, its sizes."
+    values = read_config(folder / "config.json")
+    said = architecture or next(iter(values.get("architectures") or ()), None)
+    name, family = find_family(values.get("model_type"), said)
+    return name, family, read_sizes(values, name)
 
 
 def _read_all(folder: Path, family: Family) -> dict[str, Tensor]:
@@ -315,10 +320,8 @@ def build_model(
     folder: Path,  # with a config.json
 ) -> nn.Module:  # in train mode
     "The model that a folder's config.json describes; its weights are not set."
-    values = read_config(folder / "config.json")
-    said = next(iter(values.get("architectures") or ()), None)
-    name, family = find_family(values.get("model_type"), said)
-    return _empty(family, read_sizes(values, name)).to_empty(device="cpu")
+    _, family, config = _read_kind(folder)
+    return _empty(family, config).to_empty(device="cpu")
 
 
 def read_weights(
