@@ -27,7 +27,7 @@ from .weights import write_model
 # %% auto #0
 __all__ = ['optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'read_state', 'read_about', 'seconds_trained',
            'save_checkpoint', 'check_checkpoint', 'latest_checkpoint', 'best_checkpoint', 'only_run_in', 'check_same',
-           'append_metrics', 'read_metrics', 'keep_batch']
+           'append_metrics', 'read_metrics', 'cut_metrics', 'keep_batch']
 
 # %% ../nbs/appendix/I_checkpoints.ipynb #49654fba
 def optimizer_tensors(
@@ -210,15 +210,21 @@ def append_metrics(folder: str | Path, line: dict) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def read_metrics(folder: str | Path, last: int) -> list[dict]:
-    "The whole lines of metrics.jsonl up to step `last`; the file keeps no others."
-    path, history = Path(folder) / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf8").splitlines():
+def read_metrics(folder: str | Path) -> list[dict]:
+    "The whole lines of metrics.jsonl; a last one that was cut short is left out."
+    history = []
+    for line in (Path(folder) / "metrics.jsonl").read_text(encoding="utf8").splitlines():
         try: history.append(json.loads(line))
         except ValueError: break
-    history = [line for line in history if line["step"] <= last]
+    return history
+
+
+def cut_metrics(folder: str | Path, last: int) -> list[dict]:
+    "The lines of metrics.jsonl up to step `last`; the file keeps no others."
+    history = [line for line in read_metrics(folder) if line["step"] <= last]
     if join_processes()[0] > 0: return history
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in history))
+    write_whole(Path(folder) / "metrics.jsonl",
+                "".join(json.dumps(line) + "\n" for line in history))
     return history
 
 # %% ../nbs/appendix/I_checkpoints.ipynb #c6be65fb

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
 import math
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .checkpoints import read_metrics
 from .core import write_whole
 from .corpus import Corpus
 from .heads import BertForPreTraining
@@ -99,10 +99,8 @@ _SEEN = {"gradient": "norm, after clipping", "update": "update / weight",
 
 def _run_figures(folder: Path) -> Iterator[tuple]:
     "What the observer of the run saw, if it had one."
-    path = folder / "metrics.jsonl"
-    if not path.is_file(): return
-    lines = path.read_text(encoding="utf8").splitlines()
-    history = [json.loads(line) for line in lines if line.endswith("}")]
+    if not (folder / "metrics.jsonl").is_file(): return
+    history = read_metrics(folder)
     seen = {name.split("/")[0] for line in history for name in line}
     for what, y in _SEEN.items():
         if what in seen:

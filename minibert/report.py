@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from .baselines import count_bigrams, count_pieces
+from .checkpoints import read_metrics
 from .core import write_whole
 from .corpus import Corpus
 from .documents import load_documents
@@ -26,8 +27,8 @@ from .training import forecast, make_sampler
 from .weights import fill_mask, next_sentence, save_pretrained
 
 # %% auto #0
-__all__ = ['QUESTIONS', 'say_start', 'say_how_long', 'measure', 'with_text', 'figures', 'accuracies', 'questions',
-           'what_it_learned', 'read_lines', 'draw_curves', 'finish']
+__all__ = ['QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'with_text', 'figures', 'accuracies',
+           'questions', 'what_it_learned', 'draw_curves', 'finish']
 
 # %% ../nbs/appendix/U_report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
@@ -43,7 +44,7 @@ def say_start(run: Run) -> None:
 
 def say_how_long(run: Run, model: BertForPreTraining) -> None:
     "A line more where the run will take over two minutes on this machine."
-    training, backend = training_config(run.options), run.options["backend"]
+    training, backend = training_config(run.options), run.options.backend
     if training.steps < 200 or join_processes()[1] > 1: return
     sampler = make_sampler(run.train, run.tokenizer, training)
     each = seconds_a_step(model, sampler, training, backend, first=1, least=1, seconds=1)
@@ -56,7 +57,7 @@ def measure(model: BertForPreTraining, run: Run) -> dict:
     about = {}
     if run.train is not None:
         about = dict(counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
-    if run.options["dataset"] == "stories":
+    if run.options.dataset == "stories":
         about["stories"] = stories(run.val.n_documents, split="validation")
     return evaluate_pretraining(model, ruler(run), **about)
 
@@ -74,9 +75,9 @@ def with_text(
     else:
         options = PretrainOptions(length=min(128, config.max_position_embeddings))
         tokenizer = WordPieceTokenizer.from_pretrained(checkpoint)
-        run = Run(folder, asdict(options), config, tokenizer, None, None)
+        run = Run(folder, options, config, tokenizer, None, None)
     documents = load_documents(dataset, name, "validation", text_column)
-    return replace(run, options=run.options | dict(dataset=dataset),
+    return replace(run, options=replace(run.options, dataset=dataset),
                    val=Corpus.build(documents, run.tokenizer))
 
 # %% ../nbs/appendix/U_report.ipynb #c9a8afca
@@ -132,7 +133,7 @@ def questions(
     a, b, other = (tokenizer.decode(sentence(i))
                    for i in (starts[0], starts[0] + 1, starts[1] + 1))
     pairs = [(a, b, True), (a, other, False)]
-    if run.options["dataset"] == "stories":
+    if run.options.dataset == "stories":
         return [q for q in QUESTIONS if len(tokenizer.ids(q)) + 2 <= room], pairs
     asked = []
     for ids in map(sentence, starts):
@@ -144,7 +145,7 @@ def questions(
 def what_it_learned(model: BertForPreTraining, run: Run) -> str:
     "The likeliest pieces for four [MASK]s and the verdict on two pairs, as text."
     asked, pairs = questions(run, model.config.max_position_embeddings)
-    learned, lines = read_objectives(run.options["objectives"]), []
+    learned, lines = read_objectives(run.options.objectives), []
     if "mlm" not in learned: asked = []
     if "nsp" not in learned: pairs = []
     if asked: lines += ["", "The likeliest words for [MASK]:"]
@@ -161,27 +162,26 @@ def what_it_learned(model: BertForPreTraining, run: Run) -> str:
     return "\n".join(lines)
 
 # %% ../nbs/appendix/U_report.ipynb #d46e5958
-def read_lines(folder: Path) -> list[dict]:
-    "The lines of a run's metrics.jsonl."
-    with open(folder / "metrics.jsonl", encoding="utf8") as file:
-        return [json.loads(line) for line in file]
+OBJECTIVES = {"mlm": "masked words", "nsp": "next sentence"}  # as a figure calls them
+GUESSERS = {"mlm": "unigram", "nsp": "coin"}
 
 
 def draw_curves(lines: list[dict], summary: dict):
-    "The two losses over the steps, beside what a guesser and a coin would pay."
+    "Each objective's loss over the steps, beside what a guesser would pay."
     from minibert.show import show_curves
-    steps = [line["step"] for line in lines]
-    curves = {name: (steps, [line[key] for line in lines]) for name, key in
-              (("masked words", "mlm_loss"), ("next sentence", "nsp_loss"))
-              if key in lines[0]}
-    asked = [line for line in lines if "val_mlm_loss" in line]
-    if len(asked) > 1:
-        curves["masked words, held out"] = (
-            [line["step"] for line in asked],
-            [line["val_mlm_loss"] for line in asked])
-    base = {}
-    if "masked words" in curves: base["unigram"] = summary["unigram_loss"]
-    if "next sentence" in curves: base["coin"] = math.log(2)
+    names = [key.removesuffix("_loss") for key in lines[0]
+             if key.endswith("_loss") and not key.startswith("val_")]
+    curves = {}
+    for start, where in ("", ""), ("val_", ", held out"):
+        for name in names:
+            told = [line for line in lines if f"{start}{name}_loss" in line]
+            if len(told) < 2: continue
+            curves[OBJECTIVES.get(name, name) + where] = (
+                [line["step"] for line in told],
+                [line[f"{start}{name}_loss"] for line in told])
+    pays = summary | dict(coin_loss=math.log(2))
+    base = {GUESSERS[name]: pays[f"{GUESSERS[name]}_loss"]
+            for name in names if name in GUESSERS}
     return show_curves(curves, lines=base)
 
 # %% ../nbs/appendix/U_report.ipynb #83b5bfd3
@@ -190,6 +190,6 @@ def finish(model: BertForPreTraining, seconds: float, run: Run) -> dict:
     model = model.cpu()
     save_pretrained(model, run.tokenizer, run.folder)
     summary = measure(model, run) | dict(train_seconds=seconds)
-    draw_curves(read_lines(run.folder), summary).savefig(run.folder / "curves.png")
+    draw_curves(read_metrics(run.folder), summary).savefig(run.folder / "curves.png")
     write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

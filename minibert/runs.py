@@ -84,12 +84,11 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[BertConfig, WordPie
     return config, tokenizer
 
 # %% ../nbs/appendix/K_runs.ipynb #542d03fe
-def training_config(options: dict) -> TrainingConfig:
+def training_config(options: PretrainOptions) -> TrainingConfig:
     "The options that belong to the loop, with `auto` made definite."
-    names = TrainingConfig.__dataclass_fields__.keys() & options.keys()
-    own = {name: options[name] for name in names}
-    if own.get("precision") == "auto":
-        by_hand = options.get("backend") == "numpy"
+    own = {field.name: getattr(options, field.name) for field in fields(TrainingConfig)}
+    if options.precision == "auto":
+        by_hand = options.backend == "numpy"
         own["precision"] = "float32" if by_hand else choose_precision("auto", own_device())
     return TrainingConfig(**own)
 
@@ -99,7 +98,7 @@ class Run:
     "A run, opened; `train` is None for a checkpoint that came without its text."
 
     folder: Path
-    options: dict  # those that it was started with
+    options: PretrainOptions  # those that it was started with
     config: BertConfig
     tokenizer: WordPieceTokenizer
     train: Corpus | None
@@ -112,8 +111,7 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
     if not (folder / "run.yaml").exists():
         raise FileNotFoundError(f"{folder} is not the folder of a run: give one that "
                                 "minibert pretrain made.")
-    options = asdict(PretrainOptions()) | read_options(
-        folder / "run.yaml", PretrainOptions)
+    options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
     config = BertConfig.from_json_file(folder / "config.json")
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
@@ -123,7 +121,7 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
 def fresh_model(run: Run) -> BertForPreTraining:
     "A run's model before its first step, on the device where it will train."
     if (run.folder / "model.safetensors").exists(): model = load_pretrained(run.folder)
-    else: model = BertForPreTraining(run.config, seeded(run.options["seed"], 0, 2))
+    else: model = BertForPreTraining(run.config, seeded(run.options.seed, 0, 2))
     return model.to(own_device())
 
 # %% ../nbs/appendix/K_runs.ipynb #7ed72bcc
@@ -229,11 +227,11 @@ def claim_folder(
 def start_run(options: PretrainOptions, aside: Path, folder: Path) -> None:
     "Prepare all that `folder` is to hold in `aside`."
     config, tokenizer = prepare(options, aside)
-    training = training_config(asdict(options))
+    training = training_config(options)
     corpus = Corpus.open(aside / "corpus", tokenizer, check=False)
     sampler = make_sampler(corpus, tokenizer, training)  # refuses what makes no pairs
     if options.minutes is not None:
-        run = Run(aside, asdict(options), config, tokenizer, corpus, None)
+        run = Run(aside, options, config, tokenizer, corpus, None)
         steps = steps_in(options.minutes, fresh_model(run), sampler, training,
                          options.backend)
         training = replace(training, steps=steps)
@@ -273,8 +271,8 @@ VAL_SEED = 20181011  # the same masks for every model with this vocabulary
 
 def ruler(run: Run) -> PairSampler:
     "The held-out pairs and masks with which a run is measured."
-    training = TrainingConfig(length=run.options["length"], seed=VAL_SEED,
-                              objectives=run.options["objectives"])
+    training = TrainingConfig(length=run.options.length, seed=VAL_SEED,
+                              objectives=run.options.objectives)
     return make_sampler(run.val, run.tokenizer, training)
 
 # %% ../nbs/appendix/K_runs.ipynb #75679b81
@@ -298,10 +296,10 @@ def at_checkpoints(run: Run) -> Callback | None:
 def callbacks_for(run: Run) -> list[Callback]:
     "Who looks on at a run: what asks the held-out text, and what the options name."
     callbacks = [at_checkpoints(run)]
-    if run.options["watch"]:
+    if run.options.watch:
         from minibert.inside import Observer, plain_batch
         callbacks.append(Observer(plain_batch(ruler(run))))
-    if run.options["tensorboard"]:
+    if run.options.tensorboard:
         callbacks.append(TensorBoard(run.folder / "tensorboard"))
     return [callback for callback in callbacks if callback]
 
@@ -350,7 +348,7 @@ def train(
     training = training_config(run.options)
     sampler = make_sampler(run.train, run.tokenizer, training)
     callbacks, start = callbacks_for(run), time.monotonic()
-    if run.options["backend"] == "numpy":
+    if run.options.backend == "numpy":
         model = train_by_hand(model.cpu(), sampler, training, run.folder, callbacks)
         return model, round(time.monotonic() - start, 3)
     pretrain(model, sampler, training, run.folder, callbacks=callbacks)
@@ -395,12 +393,12 @@ def go_on(
 ) -> tuple[Run, BertForPreTraining, float]:  # the seconds of all its training
     "Finish a run that was stopped, bit for bit as if it had not been."
     run = open_run(folder)
-    if run.options["backend"] == "numpy":
+    if run.options.backend == "numpy":
         raise ValueError(f"{folder} was trained with NumPy, which keeps no checkpoints "
                          f"to go on from: start anew with --config {folder}/run.yaml "
                          "--out and a new folder.")
     check_resumed(options, run.folder)
-    run = replace(run, options=asdict(options))
+    run = replace(run, options=options)
     if not list_checkpoints(folder): return run, *begin_again(run)
     training = training_config(run.options)
     sampler = make_sampler(run.train, run.tokenizer, training)
@@ -411,7 +409,7 @@ def go_on(
 # %% ../nbs/appendix/K_runs.ipynb #f22b15f2
 def begin_again(run: Run) -> tuple[BertForPreTraining, float]:
     "Train a run from step 0 that was stopped before its first checkpoint."
-    trained = (run.folder / "model.safetensors").exists() and not run.options["start"]
+    trained = (run.folder / "model.safetensors").exists() and not run.options.start
     if trained or (run.folder / "summary.json").exists():
         raise FileNotFoundError(f"{run.folder} holds a trained model and no checkpoint: "
                                 "give the folder of a run that was stopped.")

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .checkpoints import (
-    append_metrics, check_same, keep_batch, latest_checkpoint, list_checkpoints,
-    only_run_in, read_about, read_metrics, restore_optimizers_, save_checkpoint)
+    append_metrics, check_same, cut_metrics, keep_batch, latest_checkpoint,
+    list_checkpoints, only_run_in, read_about, restore_optimizers_, save_checkpoint)
 from .core import choose_precision, evaluating, seeded
 from .corpus import Corpus
 from .families import family_of
@@ -258,7 +258,7 @@ def _begin(model, examples, config, folder, about, resume):
         memory = load_file(checkpoint / "optimizer.safetensors")
         restore_optimizers_(state.optimizers, memory)
         state.step, state.seconds = found["step"], found["seconds"]
-        state.history = read_metrics(folder, state.step)
+        state.history = cut_metrics(folder, state.step)
     return state
 
 # %% ../nbs/14_training.ipynb #99e999ee

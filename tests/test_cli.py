@@ -427,12 +427,12 @@ def test_impossible_options_are_refused_before_anything_is_read(run, tmp_path, w
 
 
 def test_precision_is_asked_of_the_machine_in_one_place(tmp_path, monkeypatch):
-    from minibert.cli import Pretrain, asdict
+    from minibert.cli import Pretrain
     from minibert.runs import training_config
     for told, precision in (("0", "float32"), ("1", "bfloat16")):
         monkeypatch.setenv("MINIBERT_BFLOAT16", told)
-        assert training_config(asdict(Pretrain())).precision == precision
-        assert training_config(asdict(Pretrain(backend="numpy"))).precision == "float32"
+        assert training_config(Pretrain()).precision == precision
+        assert training_config(Pretrain(backend="numpy")).precision == "float32"
     monkeypatch.setenv("MINIBERT_BFLOAT16", "0")
     with pytest.warns(UserWarning, match="float32 trains faster here"):
         call("pretrain", *QUICK, "--precision", "bfloat16", "--steps", 1, "--out", tmp_path / "slow")
@@ -459,7 +459,7 @@ def test_a_machine_that_is_slower_than_promised_says_so(run, monkeypatch, capsys
     opened = cli.open_run(run)
     for steps, each, said in ((2500, 0.53, "about 22 min"), (2500, 0.04, ""), (30, 60, "")):
         monkeypatch.setattr(cli, "seconds_a_step", lambda *args, each=each, **kwargs: each)
-        slow = cli.replace(opened, options=opened.options | dict(steps=steps))
+        slow = cli.replace(opened, options=cli.replace(opened.options, steps=steps))
         cli.say_how_long(slow, None)
         told = capsys.readouterr().out
         assert said in told and bool(told) == bool(said) and told.count("\n") == bool(said)
