@@ -4,7 +4,7 @@
 
 What all checks import is imported once; every mistake is then judged in a process of its own, forked from that one
 on Linux (elsewhere a fork of a process that has imported PyTorch is not safe). The checkout is only read. First come the asserts of the module's own notebook, run from
-top to bottom with the mistake in its exported cell, then the tests of the module. Chapters 14 and 15 train for a
+top to bottom with the mistake in its exported cell, then the tests of the module. Chapters 10 and 11 train for a
 while, so there the tests come first.
 """
 import argparse
@@ -86,7 +86,7 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb"
+    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/{mutant.module}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
