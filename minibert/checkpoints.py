@@ -21,8 +21,8 @@ from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from .core import write_whole
+from .files import write_model
 from .parallel import join_processes
-from .weights import write_model
 
 # %% auto #0
 __all__ = ['optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'read_state', 'read_about', 'seconds_trained',

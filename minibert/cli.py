@@ -30,6 +30,7 @@ import tyro
 from .compare import compare_with_hf, comparison_table
 from .core import Count, Positive, check_fields, keep_freed_memory
 from .finetune_runs import FinetuneConfig, resume_finetuning
+from .heads import fill_mask, next_sentence
 from .pairs import read_objectives
 from .parallel import join_processes
 from .recipe import (
@@ -40,7 +41,7 @@ from minibert.report import (
 from .runs import (
     began_with, begin, check_backend, check_resumed, go_on, open_run, train, tune)
 from .tokenizer import WordPieceTokenizer
-from .weights import fill_mask, load_pretrained, next_sentence
+from .weights import load_pretrained
 
 # %% ../nbs/appendix/cli.ipynb #347a0fb7
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .core import write_whole
-from .heads import BertForPreTraining
+from .files import find_checkpoint
+from .heads import BertForPreTraining, encode_for
 from .tokenizer import WordPieceTokenizer
-from .weights import encode_for, find_checkpoint, load_pretrained
+from .weights import load_pretrained
 
 # %% auto #0
 __all__ = ['compare_with_hf', 'comparison_table']

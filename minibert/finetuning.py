@@ -31,13 +31,14 @@ from .config import BertConfig
 from .core import Rate, check_finite, evaluating, seeded
 from .encoder import activation
 from .evaluation import row_interval, wilson
+from .files import read_weights
 from .labels import Examples
 from .model import BertModel, initialise_
 from .parallel import join_processes, share_weights_
 from .recipe import TrainingConfig
 from .tokenizer import WordPieceTokenizer, pad_rows
 from .training import Callback, fit
-from .weights import load_pretrained, read_weights, save_pretrained, to_hf
+from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% ../nbs/19_finetuning.ipynb #2bb32742
 def _words(text: str | tuple) -> list[str]:

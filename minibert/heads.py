@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import BertConfig
+from .core import evaluating
 from .encoder import activation
 from .model import BertModel, initialise_
 
 # %% auto #0
-__all__ = ['MLMHead', 'NSPHead', 'needed_rows', 'PreTrainingOutput', 'BertForPreTraining']
+__all__ = ['MLMHead', 'NSPHead', 'needed_rows', 'PreTrainingOutput', 'BertForPreTraining', 'encode_for', 'fill_mask',
+           'next_sentence']
 
 # %% ../nbs/07_heads.ipynb #4c8b15eb
 class MLMHead(nn.Module):
@@ -175,3 +177,68 @@ class BertForPreTraining(nn.Module):
         loss = sum(losses.values()) if losses else None
         seen = out.hidden_states, out.attentions
         return PreTrainingOutput(loss, logits, verdict, losses, *seen)
+
+# %% ../nbs/07_heads.ipynb #3631d5c3
+def encode_for(model: BertForPreTraining, tokenizer, texts: list) -> dict[str, Tensor]:
+    "A batch of texts, or of pairs, on the model's device; ValueError if they differ."
+    if not hasattr(model, "mlm_head"):
+        raise ValueError(f"A {type(model).__name__} neither fills masks nor knows next "
+                         "sentences: give a pre-trained BERT, or use minibert classify.")
+    V, most = model.config.vocab_size, model.config.max_position_embeddings
+    if tokenizer.vocab_size > V:
+        raise ValueError(f"The tokenizer has {tokenizer.vocab_size} pieces, the model "
+                         f"{V}: give the tokenizer of this model.")
+    batch = tokenizer.encode_batch(texts, truncation=False, return_tensors="pt")
+    if (length := batch["input_ids"].shape[1]) > most:
+        raise ValueError(f"A text has {length} pieces with [CLS] and [SEP], and the "
+                         f"model reads {most}: shorten it.")
+    return {name: ids.to(model.word_embeddings.device) for name, ids in batch.items()}
+
+# %% ../nbs/07_heads.ipynb #f10a9e02
+def _finite(model: BertForPreTraining, probs: Tensor) -> Tensor:
+    "The model's answer, unless it or a weight behind it is no finite number."
+    for name, weight in model.named_parameters():
+        if not all(end.isfinite() for end in weight.detach().aminmax()):
+            raise ValueError(f"The weight {name} holds NaN or infinite values, so the "
+                             "model has no answer: go back to an earlier checkpoint.")
+    if not probs.isfinite().all():
+        raise ValueError("The model's answer is no finite number, though its weights "
+                         f"are: {model.nsp_head.bias.dtype} has no room for what they "
+                         "compute, so ask model.float() instead.")
+    return probs
+
+# %% ../nbs/07_heads.ipynb #26869555
+def fill_mask(
+    model: BertForPreTraining,
+    tokenizer,  # a WordPieceTokenizer
+    text: str | list[str],  # each with one [MASK] or more
+    k: int = 5,  # how many pieces for each [MASK]
+) -> list:  # for each [MASK] k pairs (piece, probability), likeliest first
+    "The likeliest pieces for every [MASK]; for a list of texts, a list of such lists."
+    texts = [text] if isinstance(text, str) else list(text)
+    batch = encode_for(model, tokenizer, texts)
+    masked = batch["input_ids"] == tokenizer.mask_id
+    for line, found in zip(texts, masked.any(1)):
+        if not found: raise ValueError(f"There is no [MASK] in {line!r}: write one.")
+    with evaluating(model):
+        hidden = model.bert(**batch).last_hidden_state[masked]
+        logits = model.mlm_head(hidden, model.word_embeddings)
+        probs = _finite(model, logits.double().softmax(-1))
+    top = probs.topk(min(k, probs.shape[-1]))
+    pairs = iter([[(tokenizer.pieces[i], p) for i, p in zip(*row)]
+                  for row in zip(top.indices.tolist(), top.values.tolist())])
+    filled = [[next(pairs) for _ in range(n)] for n in masked.sum(1).tolist()]
+    return filled[0] if isinstance(text, str) else filled
+
+# %% ../nbs/07_heads.ipynb #cad7e9cc
+def next_sentence(
+    model: BertForPreTraining,
+    tokenizer,  # a WordPieceTokenizer
+    a: str,
+    b: str,
+) -> float:  # 0 to 1
+    "The probability that sentence `b` follows sentence `a`, by the NSP head."
+    batch = encode_for(model, tokenizer, [(a, b)])
+    with evaluating(model):
+        probs = model(**batch).seq_relationship_logits.double().softmax(-1)
+        return _finite(model, probs)[0, 0].item()

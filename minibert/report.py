@@ -16,7 +16,7 @@ from .core import write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate_pretraining
-from .heads import BertForPreTraining
+from .heads import BertForPreTraining, fill_mask, next_sentence
 from .pairs import read_objectives
 from .parallel import join_processes
 from .recipe import PretrainOptions
@@ -24,7 +24,7 @@ from .runs import Run, open_run, ruler, seconds_a_step, training_config
 from .stories import stories
 from .tokenizer import WordPieceTokenizer
 from .training import forecast, make_sampler
-from .weights import fill_mask, next_sentence, save_pretrained
+from .weights import save_pretrained
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'with_text', 'figures', 'accuracies',

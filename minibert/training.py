@@ -30,6 +30,7 @@ from .checkpoints import (
 from .core import choose_precision, evaluating, seeded
 from .corpus import Corpus
 from .families import family_of
+from .files import build_model, read_weights
 from .heads import BertForPreTraining
 from .optimizers import make_optimizers
 from .pairs import PairSampler
@@ -38,7 +39,6 @@ from minibert.parallel import (
     split_batch)
 from .recipe import TrainingConfig, schedule_at
 from .tokenizer import WordPieceTokenizer
-from .weights import build_model, read_weights
 
 # %% ../nbs/10_training.ipynb #6a9669e1
 def forward_backward(

@@ -5,10 +5,7 @@
 # %% ../nbs/13_weights.ipynb #9907069e
 from __future__ import annotations
 
-import errno
-import json
 import os
-import pickle
 import re
 import shutil
 import warnings
@@ -17,25 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from .config import read_config
-from .core import evaluating, write_whole
-from .families import (
-    Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
-from .heads import BertForPreTraining
+from .families import Family, family_of, find_family, into_ours, into_theirs, unroll
+from .files import (
+    empty_model, find_checkpoint, read_all, read_kind, read_sizes, their_state, write_model)
 from .model import initialise_
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['name_table', 'from_hf', 'read_sizes', 'read_tensors', 'find_checkpoint', 'load_pretrained', 'load_encoder', 'to_hf',
-           'write_model', 'build_model', 'read_weights', 'save_pretrained', 'encode_for', 'fill_mask', 'next_sentence']
-
-# %% ../nbs/13_weights.ipynb #91d34d74
-def _empty(family: Family, config: Any) -> nn.Module:
-    with torch.device("meta"): return resolve(family.model)(config)
+__all__ = ['name_table', 'from_hf', 'load_pretrained', 'load_encoder', 'to_hf', 'save_pretrained']
 
 # %% ../nbs/13_weights.ipynb #3f1eca41
 def name_table(
@@ -44,7 +32,7 @@ def name_table(
 ) -> dict[str, str]:  # our name -> theirs, for every parameter
     "The table of names unrolled for one config."
     _, family = find_family(config.model_type, architecture)
-    entries = unroll(family.table, _empty(family, config).state_dict())
+    entries = unroll(family.table, empty_model(family, config).state_dict())
     return {ours: entry.theirs for entry in entries for ours in entry.ours}
 
 # %% ../nbs/13_weights.ipynb #a924ea16
@@ -130,7 +118,7 @@ def from_hf(
         config = read_sizes(state.config.to_dict(), architecture)
         state = state.state_dict()
     _, family = find_family(config.model_type, architecture)
-    own = _empty(family, config).state_dict()
+    own = empty_model(family, config).state_dict()
     entries = unroll(family.table, own)
     table = {ours: entry.theirs for entry in entries for ours in entry.ours}
     state = _tidy(state, family, set(table.values()))
@@ -142,106 +130,12 @@ def from_hf(
         if (tensor := state.get(entry.theirs)) is not None:
             given |= into_ours(entry, tensor, own, config)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in given.values()))
-    model = _empty(family, config).to(dtype).to_empty(device="cpu")
+    model = empty_model(family, config).to(dtype).to_empty(device="cpu")
     seed = torch.Generator().manual_seed(0)
     for part in fresh:
         initialise_(model.get_submodule(part), config.initializer_range, seed)
     model.load_state_dict(given, strict=not fresh)
     return model
-
-
-def read_sizes(
-    values: dict,  # of a config.json
-    architecture: str | None = None,
-) -> Any:  # the family's config
-    "The config of a checkpoint, read by the class that its family names."
-    _, family = find_family(values.get("model_type"), architecture)
-    return resolve(family.config).from_dict(values | family.where)
-
-# %% ../nbs/13_weights.ipynb #0951f5a5
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    "The tensors of one file; a pickle is read as data and never run."
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}: the checkpoint is not whole.")
-    try:
-        path.open("rb").close()
-        if path.suffix == ".safetensors": return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ValueError(f"{path} is damaged, or holds more than tensors and could run "
-                         "code when opened: give a model.safetensors.") from None
-    except (SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError
-            ) as error:
-        if getattr(error, "errno", None) in _REFUSALS:
-            raise type(error)(f"{path} could not be read, though it may be whole "
-                              f"({error.strerror}): see to that first.") from None
-        raise ValueError(f"{path} is damaged or cut short: copy or download it again."
-                         ) from None
-    if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
-        raise ValueError(f"{path} is no dictionary of tensors: give a state dict.")
-    return state
-
-# %% ../nbs/13_weights.ipynb #90ff20e9
-def _shards(index: Path) -> list[Path]:
-    "The files that an index names."
-    try:
-        files = set(json.loads(index.read_bytes())["weight_map"].values())
-        return [index.parent / Path(file).name for file in sorted(files)]
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise ValueError(f"{index} is no whole index of shards: download it again."
-                         ) from None
-
-# %% ../nbs/13_weights.ipynb #642f8e1e
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    "All tensors of a checkpoint, whole or in shards."
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file(): return _read_file(folder / name)
-        if (index := folder / f"{name}.index.json").is_file():
-            parts = [_read_file(shard) for shard in _shards(index)]
-            return {name: tensor for part in parts for name, tensor in part.items()}
-    raise FileNotFoundError("There is neither model.safetensors nor pytorch_model.bin "
-                            f"in {folder}: give the folder of a checkpoint.")
-
-# %% ../nbs/13_weights.ipynb #3f94c411
-_SIDE = "next_sentence.safetensors"  # what RoFormer has no name for, see below
-_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", _SIDE,
-          "vocab.txt", "tokenizer.json", "tokenizer_config.json",
-          "special_tokens_map.json", "added_tokens.json"]
-_TROUBLE = {  # what the hub's client raises: what we say
-    "GatedRepoError": "is behind terms: accept them on its page and log in",
-    "RevisionNotFoundError": "has no such revision: choose a branch, tag or commit",
-    "RepositoryNotFoundError": "is not on the hub, or is private: check the name",
-    "HFValidationError": "is neither a folder nor a name on the hub: check it",
-    "LocalEntryNotFoundError": "is no folder and not in the cache, and the hub cannot "
-                               "be reached: check the name and the network",
-}
-
-# %% ../nbs/13_weights.ipynb #918b58a1
-def _download(name: str, **where) -> Path:
-    "The cached snapshot of a model on the hub, fetched where it is not there yet."
-    from huggingface_hub import snapshot_download
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=_FILES, **where))
-        if not any(folder.glob("model*.safetensors")):
-            snapshot_download(name, allow_patterns=["pytorch_model*.bin*"], **where)
-    except Exception as error:
-        said = _TROUBLE.get(type(error).__name__, "could not be fetched from the hub "
-                            f"({type(error).__name__}): try again, or give a folder")
-        raise FileNotFoundError(f"{name!r} {said}.") from None
-    return folder
-
-# %% ../nbs/13_weights.ipynb #0cc61613
-def find_checkpoint(name: str | Path, **where) -> Path:
-    "The folder of a checkpoint, downloaded where `name` is one on the hub."
-    if Path(name).is_dir(): return Path(name)
-    path = str(name)
-    if Path(path).exists() or path[:1] in tuple("./~") or path.count("/") > 1:
-        raise FileNotFoundError(f"There is no folder {path}: give the folder of a "
-                                "checkpoint, or a name on the hub.")
-    return _download(path, **where)
 
 # %% ../nbs/13_weights.ipynb #f75f33ad
 def load_pretrained(
@@ -256,25 +150,10 @@ def load_pretrained(
     folder = find_checkpoint(name_or_folder, revision=revision,
                              cache_dir=cache_dir, local_files_only=local_files_only)
     try:
-        name, family, config = _read_kind(folder, architecture)
-        return from_hf(_read_all(folder, family), config, name).eval()
+        name, family, config = read_kind(folder, architecture)
+        return from_hf(read_all(folder, family), config, name).eval()
     except ValueError as problem:
         raise ValueError(f"{name_or_folder} was not loaded. {problem}") from None
-
-
-def _read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Family, Any]:
-    "What a folder's config.json describes: its architecture, its family, its sizes."
-    values = read_config(folder / "config.json")
-    said = architecture or next(iter(values.get("architectures") or ()), None)
-    name, family = find_family(values.get("model_type"), said)
-    return name, family, read_sizes(values, name)
-
-
-def _read_all(folder: Path, family: Family) -> dict[str, Tensor]:
-    "The tensors of a checkpoint, and those that their class has no place for."
-    state = read_tensors(folder)
-    if family.beside and (folder / _SIDE).is_file(): state |= _read_file(folder / _SIDE)
-    return state
 
 
 def load_encoder(name_or_folder: str | Path, **where) -> nn.Module:  # a BertModel
@@ -292,48 +171,8 @@ def to_hf(
     model: nn.Module,  # of any family
 ) -> dict[str, Tensor]:  # their names -> our tensors themselves, where they are the same
     "The model's state dict in Hugging Face's names, tied tensors under both of theirs."
-    (_, family), own = family_of(model), model.state_dict()
-    some = next(iter(own.values()))
-    state = {entry.theirs: into_theirs(entry, own, model.config)
-             for entry in unroll(family.table, own)}
-    state |= {name: resolve(make)(model.config).to(some)
-              for name, make in family.derived.items()}
+    (_, family), state = family_of(model), their_state(model)
     return state | {copy: state[first] for copy, first in family.tied.items()}
-
-# %% ../nbs/13_weights.ipynb #69dc842c
-def write_model(model: nn.Module, folder: Path) -> None:
-    "Write config.json and the weights into a folder, each tensor once."
-    name, family = family_of(model)
-    state = {name: tensor.cpu().contiguous() for name, tensor in to_hf(model).items()
-             if name not in family.tied}
-    side = {name: state.pop(name) for name in list(state)
-            if name.startswith(family.beside)}
-    if side: write_whole(folder / _SIDE, save(side, {"format": "pt"}))
-    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
-    values = model.config.to_dict() | dict(architectures=[name], dtype=dtype)
-    if family.tied: values |= dict(tie_word_embeddings=True)
-    write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
-    write_whole(folder / "model.safetensors", save(state, {"format": "pt"}))
-
-
-def build_model(
-    folder: Path,  # with a config.json
-) -> nn.Module:  # in train mode
-    "The model that a folder's config.json describes; its weights are not set."
-    _, family, config = _read_kind(folder)
-    return _empty(family, config).to_empty(device="cpu")
-
-
-def read_weights(
-    folder: Path,  # that `write_model` wrote to
-    model: nn.Module,  # of the same sizes
-) -> dict[str, Tensor]:  # for its `load_state_dict`
-    "The weights in a folder under our own names."
-    (_, family), own = family_of(model), model.state_dict()
-    state, given = _read_all(folder, family), {}
-    for entry in unroll(family.table, own):
-        given |= into_ours(entry, state[entry.theirs], own, model.config)
-    return given
 
 # %% ../nbs/13_weights.ipynb #61130a49
 def save_pretrained(
@@ -355,68 +194,3 @@ def save_pretrained(
         else:
             for file in sorted(aside.iterdir()): os.replace(file, folder / file.name)
     finally: shutil.rmtree(aside, ignore_errors=True)
-
-# %% ../nbs/13_weights.ipynb #3631d5c3
-def encode_for(model: BertForPreTraining, tokenizer, texts: list) -> dict[str, Tensor]:
-    "A batch of texts, or of pairs, on the model's device; ValueError if they differ."
-    if not hasattr(model, "mlm_head"):
-        raise ValueError(f"A {type(model).__name__} neither fills masks nor knows next "
-                         "sentences: give a pre-trained BERT, or use minibert classify.")
-    V, most = model.config.vocab_size, model.config.max_position_embeddings
-    if tokenizer.vocab_size > V:
-        raise ValueError(f"The tokenizer has {tokenizer.vocab_size} pieces, the model "
-                         f"{V}: give the tokenizer of this model.")
-    batch = tokenizer.encode_batch(texts, truncation=False, return_tensors="pt")
-    if (length := batch["input_ids"].shape[1]) > most:
-        raise ValueError(f"A text has {length} pieces with [CLS] and [SEP], and the "
-                         f"model reads {most}: shorten it.")
-    return {name: ids.to(model.word_embeddings.device) for name, ids in batch.items()}
-
-# %% ../nbs/13_weights.ipynb #f10a9e02
-def _finite(model: BertForPreTraining, probs: Tensor) -> Tensor:
-    "The model's answer, unless it or a weight behind it is no finite number."
-    for name, weight in model.named_parameters():
-        if not all(end.isfinite() for end in weight.detach().aminmax()):
-            raise ValueError(f"The weight {name} holds NaN or infinite values, so the "
-                             "model has no answer: go back to an earlier checkpoint.")
-    if not probs.isfinite().all():
-        raise ValueError("The model's answer is no finite number, though its weights "
-                         f"are: {model.nsp_head.bias.dtype} has no room for what they "
-                         "compute, so ask model.float() instead.")
-    return probs
-
-# %% ../nbs/13_weights.ipynb #26869555
-def fill_mask(
-    model: BertForPreTraining,
-    tokenizer: WordPieceTokenizer,
-    text: str | list[str],  # each with one [MASK] or more
-    k: int = 5,  # how many pieces for each [MASK]
-) -> list:  # for each [MASK] k pairs (piece, probability), likeliest first
-    "The likeliest pieces for every [MASK]; for a list of texts, a list of such lists."
-    texts = [text] if isinstance(text, str) else list(text)
-    batch = encode_for(model, tokenizer, texts)
-    masked = batch["input_ids"] == tokenizer.mask_id
-    for line, found in zip(texts, masked.any(1)):
-        if not found: raise ValueError(f"There is no [MASK] in {line!r}: write one.")
-    with evaluating(model):
-        hidden = model.bert(**batch).last_hidden_state[masked]
-        logits = model.mlm_head(hidden, model.word_embeddings)
-        probs = _finite(model, logits.double().softmax(-1))
-    top = probs.topk(min(k, probs.shape[-1]))
-    pairs = iter([[(tokenizer.pieces[i], p) for i, p in zip(*row)]
-                  for row in zip(top.indices.tolist(), top.values.tolist())])
-    filled = [[next(pairs) for _ in range(n)] for n in masked.sum(1).tolist()]
-    return filled[0] if isinstance(text, str) else filled
-
-# %% ../nbs/13_weights.ipynb #cad7e9cc
-def next_sentence(
-    model: BertForPreTraining,
-    tokenizer: WordPieceTokenizer,
-    a: str,
-    b: str,
-) -> float:  # 0 to 1
-    "The probability that sentence `b` follows sentence `a`, by the NSP head."
-    batch = encode_for(model, tokenizer, [(a, b)])
-    with evaluating(model):
-        probs = model(**batch).seq_relationship_logits.double().softmax(-1)
-        return _finite(model, probs)[0, 0].item()

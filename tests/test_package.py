@@ -26,6 +26,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "show": -0.9,
     "recipe": -0.5,
     "families": 1.1,
+    "files": 1.2,
     "text": 1.5,
     "tokenizer_files": 1.6,
     "rotary": 3.5,
