@@ -27,6 +27,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core and
     "J_families": 1.5,
     "B_text": 3.5,
     "N_tokenizer_files": 3.6,
+    "attention_parts": 3.8,
     "Q_rotary": 5.5,
     "D_stories": 10.1,
     "C_documents": 10.2,
