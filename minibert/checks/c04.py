@@ -15,7 +15,7 @@ from ..exercises import Exercise, Wrong
 # %% auto #0
 __all__ = ['ONE_QUERY', 'HEAD_COST', 'ORDER_MASK']
 
-# %% ../../nbs/answers/04_attention.ipynb #c262b080
+# %% ../../nbs/answers/04_attention.ipynb #df419dab
 def _probes_1():
     "Three times: q (5,), k (7, 5), v (7, 3), a temperature."
     for seed in range(3):
@@ -57,6 +57,8 @@ ONE_QUERY = Exercise(
               "handed over.", answer=_keys_as_values),
         Wrong("You divide by the root of K as well: here the temperature `t` stands in "
               "its place.", change=("scores / t", "scores / t / len(q)**0.5")),
+        Wrong("You return the mean alone: return the mean and the probs.",
+              change=("return probs @ v, probs", "return probs @ v")),
     ),
     properties=(("The probs must sum to 1 over the S keys.",
                  lambda answer: abs(answer(*next(_probes_1()))[1].sum() - 1) < 1e-9),),
@@ -106,12 +108,13 @@ HEAD_COST = Exercise(
     ),
 )
 
-# %% ../../nbs/answers/04_attention.ipynb #bd589e45
+# %% ../../nbs/answers/04_attention.ipynb #5ebacbcd
 _LOWEST = torch.finfo(torch.float64).min
 
 
 def _order_mask(S):
-    mask = torch.full((S, S), _LOWEST, dtype=torch.float64)
+    lowest = torch.finfo(torch.float64).min
+    mask = torch.full((S, S), lowest, dtype=torch.float64)
     return mask.triu(1)  # 0 on the diagonal and below: nobody looks ahead
 
 
