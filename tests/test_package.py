@@ -27,6 +27,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core and
     "J_families": 1.5,
     "B_text": 1.6,
     "N_tokenizer_files": 1.7,
+    "vocabulary": 1.8,
+    "rows": 1.8,
     "Q_rotary": 5.5,
     "D_stories": 10.1,
     "C_documents": 10.2,

@@ -36,6 +36,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "parity": "parity_tools",
     "text": "tokenizer",
     "tokenizer_files": "tokenizer",
+    "vocabulary": "tokenizer",
+    "rows": "tokenizer",
     "tokenizer": "tokenizer",
     "embeddings": "parity model",
     "rotary": "attention parity",
@@ -86,7 +88,8 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb"
+    places = (f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/{mutant.module}.ipynb",
+              f"appendix/[A-Z]_{mutant.module}.ipynb")
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
