@@ -180,6 +180,12 @@ BROKEN = Exercise(
          lambda answer: answer(["[CLS]", "a", "b", "[SEP]"], [0, 0, 0, 0]) is False),
         ("Three [SEP] are one too many.", lambda answer: answer(
             ["[CLS]", "a", "[SEP]", "b", "[SEP]", "c", "[SEP]"], [0, 0, 0, 1, 1, 1, 1]) is False),
+        ("A row whose second text has type 0 must be refused.", lambda answer: answer(
+            ["[CLS]", "a", "[SEP]", "b", "[SEP]"], [0, 0, 0, 0, 0]) is False),
+        ("A row with type 1 on its first [SEP] must be refused.", lambda answer: answer(
+            ["[CLS]", "a", "[SEP]", "b", "[SEP]"], [0, 0, 1, 1, 1]) is False),
+        ("There must be one type for each token.", lambda answer: answer(
+            ["[CLS]", "a", "[SEP]", "b", "[SEP]"], [0, 0, 0, 1]) is False),
     ),
     hints=(
         "Where is the first [SEP], and how many tokens have type 0?",
