@@ -31,6 +31,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "files": 1.2,
     "text": 1.5,
     "tokenizer_files": 1.6,
+    "vocabulary": 1.8,
+    "rows": 1.8,
     "rotary": 3.5,
     "attention_parts": 3.8,
     "stories": 7.1,

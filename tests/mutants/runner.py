@@ -37,6 +37,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "parity": "parity_tools",
     "text": "tokenizer",
     "tokenizer_files": "tokenizer",
+    "vocabulary": "tokenizer",
+    "rows": "tokenizer",
     "tokenizer": "tokenizer",
     "embeddings": "parity model",
     "rotary": "attention parity",
