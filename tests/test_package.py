@@ -23,6 +23,7 @@ MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if not path.
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
 FLOORS = {  # of the appendix: between which chapters each module lies; core and recipe lie below all
     "A_core": -1,
+    "inputs": -0.7,
     "F_recipe": -0.5,
     "J_families": 1.5,
     "B_text": 3.5,
