@@ -173,8 +173,9 @@ SABOTAGE = Exercise(
               "change something that only a second text reads.", answer=_other_eps),
         Wrong("Every text has positions, so single texts notice: change something that only "
               "a second text reads.", answer=_positions_from_1),
-        Wrong("Only [PAD] reads that row, and these texts have no padding, so nothing has "
-              "changed: pairs must come out differently.", answer=_padding_cleared),
+        Wrong("Pairs come out as before. No text here reads the row of [PAD], and if you add "
+              "one number to a whole row, LayerNorm takes it out again: change what a second "
+              "text reads in another way.", answer=_padding_cleared),
     ),
     hints=(
         "Which row of which table does a single text never read?",
