@@ -26,6 +26,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "show": -0.9,
     "exercises": -0.8,
     "checks": -0.7,
+    "inputs": -0.7,
     "recipe": -0.5,
     "families": 1.1,
     "files": 1.2,
