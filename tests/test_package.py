@@ -45,6 +45,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "optimizers": 9.3,
     "checkpoints": 9.5,
     "compare": 13.5,
+    "numpy_weights": 13.6,
     "page": 17.6,
     "labels": 18.5,
     "probe_runs": 18.6,

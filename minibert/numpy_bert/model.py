@@ -10,7 +10,8 @@ import math
 import numpy as np
 from numpy import ndarray as Array
 
-from .layers import TIED, merge_heads, split_heads
+from .layers import merge_heads, split_heads
+from .weights import TIED
 
 # %% auto #0
 __all__ = ['gelu_backward', 'linear_backward', 'softmax_backward', 'layer_norm_backward', 'cross_entropy_backward',
