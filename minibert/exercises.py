@@ -224,7 +224,8 @@ def difference(got: Any, wanted: Any, within: float = 1e-9) -> str:
     if kind == "number":
         if isinstance(wanted, bool) != isinstance(got, bool):
             return f"Yours is {got!r}, expected is {wanted!r}."
-        return _numbers(np.asarray(got), np.asarray(wanted), within)
+        scale = min(1.0, abs(wanted)) or 1.0  # so that `within` is relative, also below 1
+        return _numbers(np.asarray(got), np.asarray(wanted), within * scale)
     if kind == "list":
         if len(got) != len(wanted):
             return f"Yours has length {len(got)}, expected is {len(wanted)}."
