@@ -30,6 +30,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "text": 1.5,
     "tokenizer_files": 1.6,
     "rotary": 3.5,
+    "losses": 6.5,
+    "asking": 6.6,
     "stories": 7.1,
     "documents": 7.2,
     "corpus": 7.5,
