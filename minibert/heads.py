@@ -23,7 +23,7 @@ __all__ = ['MLMHead', 'NSPHead', 'PreTrainingOutput', 'BertForPreTraining', 'fil
 
 # %% ../nbs/07_heads.ipynb #4c8b15eb
 class MLMHead(nn.Module):
-    "From states to V logits: dense, activation, LayerNorm, then the word table and a bias."
+    "From states to V logits: dense, activation, LayerNorm, word table, bias."
 
     def __init__(self, config: BertConfig):
         super().__init__()
