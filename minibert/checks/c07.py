@@ -96,7 +96,7 @@ FIRST_LOSS = Exercise(
     hints=(
         "A model that knows nothing: which probability does it give to each of V words, and "
         "to each of two answers?",
-        "Reread [how the loss is computed](07_heads.ipynb#The-first-loss,-and-two-ways-to-"
+        "Reread [how the loss is computed](07_heads.ipynb#The-MLM-loss,-and-two-ways-to-"
         "get-it-wrong), and that BERT adds the two losses.",
         "a skeleton:\nguess = math.log(...) + math.log(...)\n",
     ),
