@@ -19,17 +19,23 @@ try: import tomllib
 except ImportError: import tomli as tomllib  # Python 3.10
 
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if not path.name.startswith("_"))
-NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
+MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to edit" in path.read_text(encoding="utf8"))
+NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
 FLOORS = {  # of the appendix: between which chapters each module lies; core, show and recipe lie below all
     "core": -1,
     "show": -0.9,
+    "exercises": -0.8,
+    "checks": -0.7,
+    "inputs": -0.7,
     "recipe": -0.5,
     "families": 1.1,
     "files": 1.2,
     "text": 1.5,
     "tokenizer_files": 1.6,
+    "vocabulary": 1.8,
+    "rows": 1.8,
     "rotary": 3.5,
+    "attention_parts": 3.8,
     "losses": 6.5,
     "asking": 6.6,
     "stories": 7.1,
@@ -73,8 +79,9 @@ def imports(path):
 
 def chapter(path):
     "The floor of the notebook that a module's header names: a chapter's number, or what the list says of the appendix."
-    folder, name = re.search(r"File to edit: .*?nbs/(appendix/)?(\w+)\.ipynb", path.read_text(encoding="utf8")).groups()
-    return FLOORS[name] if folder else int(name.partition("_")[0])
+    folder, name = re.search(r"File to edit: .*?nbs/(appendix/|answers/)?(\w+)\.ipynb", path.read_text(encoding="utf8")).groups()
+    if folder == "appendix/": return FLOORS[name]
+    return int(name.partition("_")[0]) + 0.95 * (folder == "answers/")
 
 
 def settings(name):
