@@ -36,6 +36,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "rows": 1.8,
     "rotary": 3.5,
     "attention_parts": 3.8,
+    "losses": 6.5,
+    "asking": 6.6,
     "stories": 7.1,
     "documents": 7.2,
     "corpus": 7.5,
@@ -191,7 +193,7 @@ def test_heads_load_torch_and_the_chapters_up_to_their_own():
     loaded = run(sys.executable, "-c", code).split()
     assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"minibert"}
     floors = [chapter(path) for name, path in zip(NAMES, MODULES) if name in loaded]
-    assert 5 <= len(floors) <= 10 and max(floors) == chapter(ROOT / "minibert" / "heads.py")
+    assert 5 <= len(floors) <= 12 and max(floors) == chapter(ROOT / "minibert" / "heads.py")
 
 
 def test_wheel_has_every_file_and_the_command(tmp_path):

@@ -46,6 +46,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "attention": "attention parity model",
     "encoder": "parity model attention",
     "model": "parity model",
+    "losses": "parity model loss",
+    "asking": "weights",
     "heads": "parity model loss weights",
     "weights": "parity weights",
     "compare": "weights",
