@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import BertConfig
-from .encoder import activation
 from .model import BertModel, initialise_
+from .parts import activation
 
 # %% auto #0
 __all__ = ['MLMHead', 'NSPHead', 'needed_rows', 'PreTrainingOutput', 'BertForPreTraining']

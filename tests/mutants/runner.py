@@ -40,6 +40,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "embeddings": "parity model",
     "rotary": "attention parity",
     "attention": "attention parity model",
+    "parts": "parity model attention",
     "encoder": "parity model attention",
     "model": "parity model",
     "heads": "parity model loss",
@@ -86,7 +87,7 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb"
+    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb", f"appendix/{mutant.module}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
