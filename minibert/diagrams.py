@@ -28,7 +28,7 @@ class Diagram:
         shown = {"text/html": html, "image/svg+xml": self.svg, "text/plain": self.alt}
         return shown, {"image/svg+xml": dict(alt=self.alt, needs_background="light")}
 
-# %% ../nbs/appendix/diagrams.ipynb #ba37ce79
+# %% ../nbs/appendix/diagrams.ipynb #e5b4dd82
 _COLUMN, _ROW, _WIDE, _HIGH = 190, 62, 156, 38  # pixels: the grid, and a box
 _TEXT = "font-family='sans-serif' text-anchor='middle' fill='#1a1a1a'"
 
@@ -47,17 +47,18 @@ def _box(column: float, row: float, text: str, kind: str = "part") -> str:
     x, y, w, h = _place((column, row, text, kind))
     look = "fill='#dbe9f6' stroke='#31688e'"
     shape = dict(
-        part=f"<rect x='{x - w}' y='{y - h}' width='{2 * w}' height='{2 * h}' rx='6' {look}/>",
+        part=f"<rect x='{x - w}' y='{y - h}' width='{2 * w}' height='{2 * h}' rx='6' "
+             f"{look}/>",
         sum=f"<circle cx='{x}' cy='{y}' r='{w}' fill='#fde9c9' stroke='#b8860b'/>",
         data="",
     )[kind]
     first, _, note = text.partition("\n")
     up = -3 if note else 5
     shape += f"<text x='{x}' y='{y + up}' font-size='14' {_TEXT}>{escape(first)}</text>"
-    if note: shape += f"<text x='{x}' y='{y + 13}' font-size='11' {_TEXT}>{escape(note)}</text>"
-    return shape
+    small = f"<text x='{x}' y='{y + 13}' font-size='11' {_TEXT}>{escape(note)}</text>"
+    return shape + small * bool(note)
 
-# %% ../nbs/appendix/diagrams.ipynb #c5217d30
+# %% ../nbs/appendix/diagrams.ipynb #3d11d281
 def _path(start: tuple, end: tuple, side: str = "") -> list[tuple[float, float]]:
     "The corners of an arrow from one box to another."
     (x, y, w, h), (X, Y, W, H) = _place(start), _place(end)
@@ -65,10 +66,11 @@ def _path(start: tuple, end: tuple, side: str = "") -> list[tuple[float, float]]
         sign = 1 if side == "right" else -1
         far = sign * (max(sign * x, sign * X) + _WIDE / 2 + 16)
         return [(x + sign * w, y), (far, y), (far, Y), (X + sign * W, Y)]
-    if abs(x - X) < 1: return [(x, y + (h if Y > y else -h)), (X, Y - (H if Y > y else -H))]
+    up = 1 if Y > y else -1
+    if abs(x - X) < 1: return [(x, y + up * h), (X, Y - up * H)]
     sign = 1 if X > x else -1
     if abs(y - Y) < 1: return [(x + sign * w, y), (X - sign * W, Y)]
-    return [(x, y + (h if Y > y else -h)), (x, Y), (X - sign * W, Y)]
+    return [(x, y + up * h), (x, Y), (X - sign * W, Y)]
 
 
 def _arrow(corners: list[tuple[float, float]]) -> str:
@@ -77,7 +79,7 @@ def _arrow(corners: list[tuple[float, float]]) -> str:
     return (f"<polyline points='{points}' fill='none' stroke='#444' stroke-width='1.5' "
             "marker-end='url(#tip)'/>")
 
-# %% ../nbs/appendix/diagrams.ipynb #1111147c
+# %% ../nbs/appendix/diagrams.ipynb #68b28682
 _TIP = ("<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
         "markerHeight='7' orient='auto'><path d='M0,0 L8,4 L0,8 z' fill='#444'/>"
         "</marker></defs>")
@@ -89,19 +91,23 @@ def show_diagram(
     alt: str,  # what it shows, in words
 ) -> Diagram:
     "Draw boxes and arrows; ValueError for a box that is not there, or no description."
-    if not alt.strip(): raise ValueError("A diagram needs a description: give alt a text.")
+    if not alt.strip():
+        raise ValueError("A diagram needs a description: give alt a text.")
     for name in (end for arrow in arrows for end in arrow[:2]):
-        if name not in boxes: raise ValueError(f"An arrow names {name!r}, and the boxes are "
-                                               f"{', '.join(boxes)}: name one of these.")
+        if name not in boxes:
+            raise ValueError(f"An arrow names {name!r}, and the boxes are "
+                             f"{', '.join(boxes)}: name one of these.")
     lines = [_path(boxes[start], boxes[end], *side) for start, end, *side in arrows]
     places = [_place(box) for box in boxes.values()]
-    xs = [x for line in lines for x, _ in line] + [x + s * w for x, _, w, _ in places for s in (-1, 1)]
-    ys = [y for line in lines for _, y in line] + [y + s * h for _, y, _, h in places for s in (-1, 1)]
+    corners = [corner for line in lines for corner in line]
+    corners += [(x + s * w, y + s * h) for x, y, w, h in places for s in (-1, 1)]
+    xs, ys = zip(*corners)
     left, top = min(xs) - 14, min(ys) - 12
     wide, high = max(xs) + 14 - left, max(ys) + 12 - top
     drawn = "".join([*map(_arrow, lines), *(_box(*box) for box in boxes.values())])
-    svg = (f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide:g}' height='{high:g}' "
-           f"viewBox='{left:g} {top:g} {wide:g} {high:g}' role='img'>"
+    svg = ("<svg xmlns='http://www.w3.org/2000/svg' "
+           f"width='{wide:g}' height='{high:g}' viewBox='{left:g} {top:g} "
+           f"{wide:g} {high:g}' role='img'>"
            f"<title>{escape(alt)}</title>{_TIP}<rect x='{left:g}' y='{top:g}' "
            f"width='{wide:g}' height='{high:g}' rx='8' fill='white'/>{drawn}</svg>")
     return Diagram(svg, alt, round(wide))
