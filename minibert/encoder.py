@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .attention import MultiHeadAttention, take_mask_rows, take_rows
+from .attention import MultiHeadAttention
+from .attention_parts import take_mask_rows, take_rows
 from .config import BertConfig
 from .parts import GatedFeedForward, activation, make_norm
 
