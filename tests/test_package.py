@@ -38,6 +38,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "rows": 1.8,
     "rotary": 3.5,
     "attention_parts": 3.8,
+    "losses": 6.5,
+    "asking": 6.6,
     "stories": 7.1,
     "documents": 7.2,
     "corpus": 7.5,
@@ -78,10 +80,10 @@ def imports(path):
 
 
 def chapter(path):
-    "The floor of the notebook that a module's header names: a chapter's number, or what the list says of the appendix."
+    "The floor of the notebook that a module's header names: a chapter's number, what the list says of the appendix, or the top for answers."
     folder, name = re.search(r"File to edit: .*?nbs/(appendix/|answers/)?(\w+)\.ipynb", path.read_text(encoding="utf8")).groups()
     if folder == "appendix/": return FLOORS[name]
-    return int(name.partition("_")[0]) + 0.95 * (folder == "answers/")
+    return 99 if folder == "answers/" else int(name.partition("_")[0])  # answers may lean on everything
 
 
 def settings(name):
@@ -193,7 +195,7 @@ def test_heads_load_torch_and_the_chapters_up_to_their_own():
     loaded = run(sys.executable, "-c", code).split()
     assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"minibert"}
     floors = [chapter(path) for name, path in zip(NAMES, MODULES) if name in loaded]
-    assert 5 <= len(floors) <= 12 and max(floors) == chapter(ROOT / "minibert" / "heads.py")
+    assert 5 <= len(floors) <= 16 and max(floors) == chapter(ROOT / "minibert" / "heads.py")
 
 
 def test_wheel_has_every_file_and_the_command(tmp_path):

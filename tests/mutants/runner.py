@@ -47,6 +47,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "parts": "parity model attention",
     "encoder": "parity model attention",
     "model": "parity model",
+    "losses": "parity model loss",
+    "asking": "weights",
     "heads": "parity model loss weights",
     "weights": "parity weights",
     "compare": "weights",
