@@ -44,6 +44,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "rotary": "attention parity",
     "attention_parts": "attention model",
     "attention": "attention parity model",
+    "parts": "parity model attention",
     "encoder": "parity model attention",
     "model": "parity model",
     "losses": "parity model loss",
