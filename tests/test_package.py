@@ -25,6 +25,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core and
     "A_core": -1,
     "F_recipe": -0.5,
     "J_families": 1.5,
+    "diagrams": 3.1,
     "B_text": 3.5,
     "N_tokenizer_files": 3.6,
     "Q_rotary": 5.5,
@@ -37,12 +38,15 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core and
     "H_parallel": 13.2,
     "G_optimizers": 13.3,
     "I_checkpoints": 13.5,
+    "callbacks": 13.6,
+    "train_state": 13.7,
     "P_page": 16.6,
     "M_labels": 17.5,
     "O_probe_runs": 17.6,
     "V_finetune_runs": 18.5,
     "L_bench": 24.5,
     "K_runs": 89,
+    "course": 89.3,
     "U_report": 89.5,
 }
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}

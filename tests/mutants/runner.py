@@ -55,6 +55,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "optimizers": "optimizers training",
     "parallel": "scale",
     "checkpoints": "training",
+    "train_state": "training scale",
     "training": "training scale",
     "evaluation": "evaluation",
 }
@@ -86,7 +87,8 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb"
+    name = f"{mutant.module}.ipynb"
+    places = f"[0-9][0-9]_{name}", f"appendix/[A-Z]_{name}", f"appendix/{name}"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
