@@ -112,8 +112,9 @@ def fit(
     with only_run_in(folder), ExitStack() as stack:
         state = begin_run(model, examples, config, folder, about, resume)
         callbacks = tuple(callbacks) if state.first else ()
-        bar = stack.enter_context(tqdm(total=config.steps, initial=state.step, unit="step",
-                                       disable=not (progress and state.first)))
+        bar = stack.enter_context(tqdm(
+            total=config.steps, initial=state.step, unit="step",
+            disable=not (progress and state.first)))
         asked = stack.enter_context(asked_to_stop())
         while state.step < config.steps:
             batch = examples.batch(state.step, config.batch_size)
