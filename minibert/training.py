@@ -18,6 +18,7 @@ from .callbacks import Callback, join_figures, measure_all
 from .checkpoints import only_run_in, read_about
 from .core import seeded
 from .corpus import Corpus
+from .files import build_model
 from .heads import BertForPreTraining
 from .pairs import PairSampler
 from .parallel import (
@@ -25,7 +26,6 @@ from .parallel import (
 from .recipe import TrainingConfig, schedule_at
 from .tokenizer import WordPieceTokenizer
 from .train_state import begin_run, log_line, not_finite, stopped
-from .weights import build_model
 
 # %% auto #0
 __all__ = ['forward_backward', 'train_step', 'fit', 'make_sampler', 'pretrain', 'resume']

@@ -19,35 +19,44 @@ try: import tomllib
 except ImportError: import tomli as tomllib  # Python 3.10
 
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
-MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if not path.name.startswith("_"))
-NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES]
-FLOORS = {  # of the appendix: between which chapters each module lies; core and recipe lie below all
-    "A_core": -1,
-    "F_recipe": -0.5,
-    "J_families": 1.5,
-    "diagrams": 3.1,
-    "B_text": 3.5,
-    "N_tokenizer_files": 3.6,
-    "Q_rotary": 5.5,
-    "D_stories": 10.1,
-    "C_documents": 10.2,
-    "E_corpus": 10.5,
-    "R_compare": 10.6,
-    "S_baselines": 12.5,
-    "T_answers": 12.6,
-    "H_parallel": 13.2,
-    "G_optimizers": 13.3,
-    "I_checkpoints": 13.5,
-    "callbacks": 13.6,
-    "train_state": 13.7,
-    "P_page": 16.6,
-    "M_labels": 17.5,
-    "O_probe_runs": 17.6,
-    "V_finetune_runs": 18.5,
-    "L_bench": 24.5,
-    "K_runs": 89,
+MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to edit" in path.read_text(encoding="utf8"))
+NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
+FLOORS = {  # of the appendix: between which chapters each module lies; core, show and recipe lie below all
+    "core": -1,
+    "show": -0.9,
+    "diagrams": -0.8,
+    "exercises": -0.8,
+    "checks": -0.7,
+    "inputs": -0.7,
+    "recipe": -0.5,
+    "families": 1.1,
+    "files": 1.2,
+    "text": 1.5,
+    "tokenizer_files": 1.6,
+    "vocabulary": 1.8,
+    "rows": 1.8,
+    "rotary": 3.5,
+    "attention_parts": 3.8,
+    "stories": 7.1,
+    "documents": 7.2,
+    "corpus": 7.5,
+    "baselines": 8.5,
+    "answers": 8.6,
+    "parallel": 9.2,
+    "optimizers": 9.3,
+    "checkpoints": 9.5,
+    "callbacks": 9.6,
+    "train_state": 9.7,
+    "compare": 13.5,
+    "page": 17.6,
+    "labels": 18.5,
+    "probe_runs": 18.6,
+    "finetune_runs": 19.5,
+    "bench": 24.5,
+    "runs": 89,
     "course": 89.3,
-    "U_report": 89.5,
+    "report": 89.5,
+    "cli": 90,
 }
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
 
@@ -72,8 +81,9 @@ def imports(path):
 
 def chapter(path):
     "The floor of the notebook that a module's header names: a chapter's number, or what the list says of the appendix."
-    folder, name = re.search(r"File to edit: .*?nbs/(appendix/)?(\w+)\.ipynb", path.read_text(encoding="utf8")).groups()
-    return FLOORS[name] if folder else int(name.partition("_")[0])
+    folder, name = re.search(r"File to edit: .*?nbs/(appendix/|answers/)?(\w+)\.ipynb", path.read_text(encoding="utf8")).groups()
+    if folder == "appendix/": return FLOORS[name]
+    return int(name.partition("_")[0]) + 0.95 * (folder == "answers/")
 
 
 def settings(name):
