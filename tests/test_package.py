@@ -48,6 +48,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "parallel": 9.2,
     "optimizers": 9.3,
     "checkpoints": 9.5,
+    "callbacks": 9.6,
+    "train_state": 9.7,
     "compare": 13.5,
     "page": 17.6,
     "labels": 18.5,
@@ -55,6 +57,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "finetune_runs": 19.5,
     "bench": 24.5,
     "runs": 89,
+    "course": 89.3,
     "report": 89.5,
     "cli": 90,
 }

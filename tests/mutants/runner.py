@@ -62,6 +62,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "optimizers": "optimizers training",
     "parallel": "scale",
     "checkpoints": "training",
+    "train_state": "training scale",
     "training": "training scale",
     "evaluation": "evaluation",
 }
