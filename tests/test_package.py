@@ -25,6 +25,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "core": -1,
     "show": -0.9,
     "recipe": -0.5,
+    "config_files": -0.3,
+    "memory": 1.05,
     "families": 1.1,
     "files": 1.2,
     "text": 1.5,
