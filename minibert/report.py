@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .baselines import count_bigrams, count_pieces
+from .callbacks import forecast
 from .checkpoints import read_metrics
 from .core import write_whole
 from .corpus import Corpus
@@ -23,7 +24,7 @@ from .recipe import PretrainOptions
 from .runs import Run, open_run, ruler, seconds_a_step, training_config
 from .stories import stories
 from .tokenizer import WordPieceTokenizer
-from .training import forecast, make_sampler
+from .training import make_sampler
 from .weights import save_pretrained
 
 # %% auto #0
