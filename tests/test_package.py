@@ -28,6 +28,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "exercises": -0.8,
     "checks": -0.7,
     "recipe": -0.5,
+    "config_files": -0.3,
+    "memory": 1.05,
     "families": 1.1,
     "files": 1.2,
     "inputs": 1.3,

@@ -32,6 +32,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "core": "core evaluation training",
     "recipe": "recipe training",
     "config": "config",
+    "config_files": "config",
+    "memory": "config",
     "families": "parity weights finetuning",
     "files": "weights training",
     "parity": "parity_tools",
