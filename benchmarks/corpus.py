@@ -1,4 +1,4 @@
-"""What the data path of appendices C and E costs, and how well it cuts sentences. Run by hand, from the root:
+"""What the data path of the appendix (documents, corpus) costs, and how well it cuts sentences. Run by hand, from the root:
 
     python benchmarks/corpus.py splitter UD.conllu      boundary F1 and speed, beside sentencex and pysbd
     python benchmarks/corpus.py all FOLDER NAME [OUT]   what preparing and reading a corpus costs, into OUT

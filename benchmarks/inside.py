@@ -1,4 +1,4 @@
-"""What chapter 16 reads: `python benchmarks/inside.py sick` trains healthy and sick runs with the observer, about ten minutes;
+"""What chapter 17 reads: `python benchmarks/inside.py sick` trains healthy and sick runs with the observer, about ten minutes;
 `python benchmarks/inside.py cost` measures the observer's share of the time. Each writes a JSON into benchmarks/results."""
 import json
 import statistics
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def material():
-    "The stories of chapters 15 and 16, every word one piece."
+    "The stories of chapters 11 and 17, every word one piece."
     texts = load_documents("stories", limit=1500)
     tokenizer = WordPieceTokenizer.train(s for story in texts for s in story)
     return Corpus.build(texts, tokenizer), tokenizer

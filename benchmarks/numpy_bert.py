@@ -1,4 +1,4 @@
-"""What BERT in NumPy (chapters 19 to 21) costs, and what it learns. Run by hand, from the root:
+"""What BERT in NumPy (chapters 14 to 16) costs, and what it learns. Run by hand, from the root:
 
     python benchmarks/numpy_bert.py speed                      a training step beside PyTorch's, interleaved, and its parts
     python benchmarks/numpy_bert.py train stories "" 1200      a run and its held-out figures
@@ -6,9 +6,9 @@
     python benchmarks/numpy_bert.py keep LOG SOURCE [NAME]     enter what such a run has printed into a file
 
 `speed` (about a minute on two quiet cores) writes results/numpy_bert_speed.json, `train` and `keep` write
-results/numpy_bert.json; chapter 21 reads both.
+results/numpy_bert.json; chapter 16 reads both.
 
-The configuration is that of chapter 21: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
+The configuration is that of chapter 16: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
 """
 import json
 import os

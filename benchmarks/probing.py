@@ -1,4 +1,4 @@
-"""The long runs of chapter 17: parts of speech in a treebank, and who is who in the stories; figures in one JSON.
+"""The long runs of chapter 18: parts of speech in a treebank, and who is who in the stories; figures in one JSON.
 
     python benchmarks/probing.py --treebank ../shared/data/ud_english_ewt --tags minilm=FOLDER wikitext=FOLDER --stories demo=FOLDER
 

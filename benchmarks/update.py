@@ -1,4 +1,4 @@
-"""What do the fused AdamW and the batched Muon of chapter 14 save? In turn, on all cores.
+"""What do the fused AdamW and the batched Muon of chapter 10 save? In turn, on all cores.
 
     python benchmarks/update.py          writes benchmarks/results/speed_update.json; half a minute, a quiet machine please
 

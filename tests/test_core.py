@@ -1,4 +1,4 @@
-"""What every module asks of core, where appendix A has no room for it."""
+"""What every module asks of core, where the appendix `core` has no room for it."""
 import pytest
 import torch
 

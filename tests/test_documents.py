@@ -146,7 +146,7 @@ def test_wikitext(shared_data):
 
 
 def test_what_the_rule_of_titles_is_worth(shared_data, monkeypatch):
-    "The two numbers that appendix C names."
+    "The two numbers that the appendix `documents` names."
     rows = list(module.load_table(shared_data / "wikitext", "wikitext-2-v1")["train"]["text"])
     assert len(list(module.group_rows(rows, True))) == 601
     monkeypatch.setattr(module, "is_title", lambda row, before: re.match(r"\s*= [^=].* =\s*$", row))

@@ -1,4 +1,4 @@
-"""Masking, wider than chapter 12: any shape, any vocabulary, words against a plain loop."""
+"""Masking, wider than chapter 08: any shape, any vocabulary, words against a plain loop."""
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st

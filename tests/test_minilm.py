@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 import transformers as hf
 
+from minibert.compare import compare_with_hf
+from minibert.heads import fill_mask, next_sentence
 from minibert.parity import assert_same
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.weights import fill_mask, load_pretrained, next_sentence, save_pretrained
-from minibert.compare import compare_with_hf
+from minibert.weights import load_pretrained, save_pretrained
 
 PAIRS = [  # two that say the same, and one about something else
     ("A man is playing the guitar on the stage.", "Someone performs guitar music in a concert.", "The price of wheat fell again last month."),

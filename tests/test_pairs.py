@@ -1,4 +1,4 @@
-"""Pairs, wider than chapter 13: any corpus, any length, real text."""
+"""Pairs, wider than chapter 09: any corpus, any length, real text."""
 import subprocess
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The built-in stories and their oracle: what appendix D has no room for (every plot, other processes, the oracle on many stories)."""
+"""The built-in stories and their oracle: what the appendix `stories` has no room for (every plot, other processes, the oracle on many stories)."""
 import itertools
 import os
 import random

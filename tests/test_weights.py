@@ -13,13 +13,12 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+from minibert.compare import compare_with_hf, comparison_table
 from minibert.config import BertConfig
-from minibert.heads import BertForPreTraining
+from minibert.heads import BertForPreTraining, fill_mask, next_sentence
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.weights import (
-    fill_mask, from_hf, load_encoder, load_pretrained, name_table, next_sentence, save_pretrained, to_hf)
-from minibert.compare import compare_with_hf, comparison_table
+from minibert.weights import from_hf, load_encoder, load_pretrained, name_table, save_pretrained, to_hf
 
 WORDS = ("[PAD] [UNK] [CLS] [SEP] [MASK] . anna tom sam she he it lost found her his the red blue green ball kite "
          "book under on in bed tree box ##s ##ed").split()

@@ -4,7 +4,7 @@
 
 What all checks import is imported once; every mistake is then judged in a process of its own, forked from that one
 on Linux (elsewhere a fork of a process that has imported PyTorch is not safe). The checkout is only read. First come the asserts of the module's own notebook, run from
-top to bottom with the mistake in its exported cell, then the tests of the module. Chapters 14 and 15 train for a
+top to bottom with the mistake in its exported cell, then the tests of the module. Chapters 10 and 11 train for a
 while, so there the tests come first.
 """
 import argparse
@@ -33,6 +33,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "recipe": "recipe training",
     "config": "config",
     "families": "parity weights finetuning",
+    "files": "weights training",
     "parity": "parity_tools",
     "text": "tokenizer",
     "tokenizer_files": "tokenizer",
@@ -42,7 +43,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "attention": "attention parity model",
     "encoder": "parity model attention",
     "model": "parity model",
-    "heads": "parity model loss",
+    "heads": "parity model loss weights",
     "weights": "parity weights",
     "compare": "weights",
     "stories": "stories",
@@ -86,7 +87,7 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/[A-Z]_{mutant.module}.ipynb"
+    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/{mutant.module}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
