@@ -11,7 +11,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import MultiHeadAttention, take_mask_rows, take_rows
+from .attention import MultiHeadAttention
+from .attention_parts import take_mask_rows, take_rows
 from .config import BertConfig
 
 # %% auto #0

@@ -5,6 +5,9 @@
 # %% ../nbs/appendix/show.ipynb #b9019a97
 from __future__ import annotations
 
+import base64
+import html
+import io
 import math
 
 import matplotlib.pyplot as plt
@@ -12,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['show_matrix', 'show_heads', 'show_sheet', 'show_curves', 'show_bars', 'show_points']
+__all__ = ['Picture', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors', 'show_curves', 'show_bars', 'show_points']
 
 # %% ../nbs/appendix/show.ipynb #c8314005
 def _array(values) -> np.ndarray:
@@ -31,14 +34,29 @@ def _edge(words):
     "The inches that the longest of `words` takes."
     return _WIDE * max(map(len, words or [""])) + 0.1
 
+# %% ../nbs/appendix/show.ipynb #263bb812
+class Picture(plt.Figure):
+    "A figure that says in words what it shows: its `alt` is part of every output."
+
+    alt = ""
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        file = io.BytesIO()
+        self.savefig(file, format="png", facecolor="white", metadata={"Software": None})
+        png = base64.b64encode(file.getvalue()).decode()
+        image = f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{png}">'
+        look = {"alt": self.alt, "needs_background": "light"}
+        return {"image/png": png, "text/html": image}, {"image/png": look}
+
 # %% ../nbs/appendix/show.ipynb #cb15912c
-def _blank(width, height, title="", down=1, across=1):
+def _blank(width, height, title="", alt="", down=1, across=1):
     "A closed figure of so many inches, and its axes (down, across)."
     width = max(width, 1.25 * _WIDE * max(map(len, title.split("\n"))))
     layout = "compressed" if across > 1 else "constrained"  # compressed: square panels
-    look = dict(figsize=(width, height), dpi=80, layout=layout)
+    look = dict(figsize=(width, height), dpi=80, layout=layout, FigureClass=Picture)
     figure, axes = plt.subplots(down, across, squeeze=False, **look)
     plt.close(figure)
+    figure.alt = alt or title
     if title: figure.suptitle(title, fontsize=10)
     return figure, axes
 
@@ -106,6 +124,7 @@ def show_matrix(
     low: float = 0,  # drawn darkest
     high: float = 1,  # drawn brightest
     fmt: str | None = None,  # such as ".2f": write the values into the cells
+    alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw a matrix on the scale low..high; ValueError where shape and words do not fit."
     values = _matrix(matrix, rows, columns)
@@ -114,7 +133,7 @@ def show_matrix(
     cell = max(0.26, 0.07 * max(len(text) for text in texts.flat))
     across, down = (cell, 0.24) if fmt else (min(cell, 8 / m), min(0.24, 6 / n))
     width, height = max(m * across, 1) + 0.9, max(n * down, 0.7) + 0.3
-    figure, ((axis,),) = _blank(_edge(rows) + width, _edge(columns) + height, title)
+    figure, ((axis,),) = _blank(_edge(rows) + width, _edge(columns) + height, title, alt)
     image = _heat(axis, values, low, high, "auto")
     _scale(figure, image, axis, values)
     _words(axis.yaxis, [] if rows is None else rows, down)
@@ -149,6 +168,7 @@ def show_heads(
     probs: Tensor,  # (H, S, S): who looks (down) at whom (across)
     tokens: list[str],  # S words
     title: str = "",
+    alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw probs, one panel a head, on the scale 0..1; ValueError for what is not probs."
     values = _heads(probs, tokens)
@@ -157,7 +177,7 @@ def show_heads(
     pitch = min(0.2, (9.5 - edge) / (across * len(tokens)))
     side = pitch * len(tokens)
     width, height = across * (side + 0.1) + 1.0, down * (side + 0.25) + 0.5
-    figure, axes = _blank(edge + width, edge + height, title, down, across)
+    figure, axes = _blank(edge + width, edge + height, title, alt, down, across)
     for axis in axes.flat[heads:]: axis.remove()
     for head, axis in enumerate(axes.flat[:heads]):
         image = _heat(axis, values[head], 0, 1, "equal")
@@ -191,6 +211,7 @@ def show_sheet(
     probs: Tensor,  # (layers, H, S, S)
     title: str = "",
     rows: list[str] | None = None,  # names of the layers
+    alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw every head of every layer, without words, on the scale 0..1."
     picture, step = _sheet(probs, rows)
@@ -198,7 +219,7 @@ def show_sheet(
     side = min(1.2, 9.5 / heads)
     names = [f"layer {n}" for n in range(layers)] if rows is None else rows
     size = heads * side + _edge(names) + 0.9, layers * side + 0.7
-    figure, ((axis,),) = _blank(*size, title)
+    figure, ((axis,),) = _blank(*size, title, alt)
     image = _heat(axis, picture, 0, 1, "equal")
     _scale(figure, image, axis, picture)
     middle = [(k + 0.5) * step - 1 for k in range(max(layers, heads))]
@@ -206,6 +227,53 @@ def show_sheet(
     axis.set_xticks(middle[:heads], range(heads), fontsize=8)
     axis.set_xlabel("head", fontsize=8)
     axis.tick_params(length=0)
+    return figure
+
+# %% ../nbs/appendix/show.ipynb #15379d39
+_NUMBER, _CARD = 0.026, 0.07  # inches that a number takes, and that a card is shifted by
+
+
+def _tensor(axis, left, middle, shape, bands):
+    "Draw cards, or one sheet in `bands`; give the left, right and lower edge."
+    high, wide = (n * _NUMBER for n in shape[-2:])
+    cards = shape[1] if len(shape) == 4 else 1
+    shift = (cards - 1) * _CARD
+    for n in reversed(range(cards)):
+        for band in range(bands):
+            colour = f"C{max(n, band)}" if cards * bands > 1 else "lightgrey"
+            corner = (left + n * _CARD + band * wide / bands,
+                      middle + n * _CARD - (high + shift) / 2)
+            look = dict(facecolor=colour, edgecolor="white")
+            axis.add_patch(plt.Rectangle(corner, wide / bands, high, **look))
+    return left, left + wide + shift, middle + (high + shift) / 2
+
+# %% ../nbs/appendix/show.ipynb #71d0b998
+def show_tensors(
+    tensors: dict,  # {name: (column, row, tensor)}: (B, S, D) or (B, H, S, K)
+    arrows: list[tuple],  # (name, name, what happens on the way)
+    bands: dict[str, int] | None = None,  # {name: how many heads a sheet holds}
+    title: str = "",
+    alt: str = "",  # what it shows, in words
+) -> plt.Figure:
+    "Draw how tensors follow from one another: shapes to scale, heads as cards or bands."
+    columns, rows = (max(place[n] for place in tensors.values()) for n in (0, 1))
+    size = 1.4 * columns + 1.1, 1.12 * rows + 1.1
+    figure, ((axis,),) = _blank(*size, title, alt)
+    axis.set(xlim=(0, size[0]), ylim=(size[1], 0), aspect="equal")
+    axis.axis("off")
+    places, centred = {}, dict(ha="center", fontsize=8)
+    for name, (column, row, tensor) in tensors.items():
+        x, y, shape = 1.4 * column + 0.2, 1.12 * row + 0.45, tuple(tensor.shape)
+        left, right, low = _tensor(axis, x, y, shape, (bands or {}).get(name, 1))
+        places[name] = left - 0.04, right + 0.04, y
+        axis.text((left + right) / 2, low + 0.04, f"{name}\n{shape}", va="top", **centred)
+    for start, stop, label in arrows:
+        (_, x0, y0), (x1, _, y1) = places[start], places[stop]
+        look = dict(arrowstyle="->", color="grey", shrinkA=0, shrinkB=0)
+        axis.annotate("", (x1, y1), (x0, y0), arrowprops=look)
+        paper = dict(facecolor="white", edgecolor="none", pad=0.8)
+        middle = (x0 + x1) / 2, (y0 + y1) / 2 - 0.06
+        axis.text(*middle, label, va="bottom", bbox=paper, **centred)
     return figure
 
 # %% ../nbs/appendix/show.ipynb #5bd9cad0
@@ -248,10 +316,11 @@ def show_curves(
     lines: dict[str, float] | None = None,  # baselines {label: value}
     title: str = "",
     factors: bool = False,  # x grows by factors, not by steps
+    alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw named curves over horizontal baselines; ValueError for xs and ys that differ."
     points = {label: _points(label, values) for label, values in curves.items()}
-    figure, ((axis,),) = _blank(5.2, 3, title)
+    figure, ((axis,),) = _blank(5.2, 3, title, alt)
     for label, (xs, ys) in points.items():
         axis.plot(xs, ys, "o" if len(ys) == 1 else "-", label=label, linewidth=1.4)
     if factors: _factors(axis, points.values())
@@ -267,10 +336,11 @@ def show_bars(
     y: str = "",
     title: str = "",
     lines: dict[str, float] | None = None,  # baselines {label: value}
+    alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw bars from zero, each with its number, over horizontal baselines."
     if not bars: raise ValueError("show_bars was given no bars: give {label: value}.")
-    figure, ((axis,),) = _blank(1.5 + 0.7 * len(bars), 3, title)
+    figure, ((axis,),) = _blank(1.5 + 0.7 * len(bars), 3, title, alt)
     heights = [float(value) for value in bars.values()]
     drawn = axis.bar(list(bars), heights, color="#31688e")
     axis.bar_label(drawn, fmt="%.3g", fontsize=8)
@@ -288,10 +358,11 @@ def show_points(
     x: str = "",
     y: str = "",
     title: str = "",
+    alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw named groups of points, one scale for both axes; ValueError if not (n, 2)."
     places = {label: _array(values) for label, values in groups.items()}
-    figure, ((axis,),) = _blank(5.2, 3.4, title)
+    figure, ((axis,),) = _blank(5.2, 3.4, title, alt)
     for label, values in places.items():
         if values.ndim != 2 or values.shape[1] != 2:
             raise ValueError(f"The group {label!r} has shape {values.shape}: give (n, "

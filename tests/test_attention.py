@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minibert import attention
-from minibert.attention import MultiHeadAttention, attend, merge_heads, split_heads, take_mask_rows, take_rows
+from minibert.attention import MultiHeadAttention, attend, merge_heads, split_heads
+from minibert.attention_parts import take_mask_rows, take_rows
 from minibert.config import BertConfig, Parts
 from minibert.embeddings import Embeddings
 from minibert.encoder import Encoder

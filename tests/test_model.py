@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minibert.attention import take_rows
+from minibert.attention_parts import take_rows
 from minibert.config import BertConfig, count_parameters
 from minibert.encoder import Encoder, EncoderLayer, FeedForward, activation
 from minibert.heads import BertForPreTraining, needed_rows

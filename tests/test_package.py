@@ -30,6 +30,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "text": 1.5,
     "tokenizer_files": 1.6,
     "rotary": 3.5,
+    "attention_parts": 3.8,
     "stories": 7.1,
     "documents": 7.2,
     "corpus": 7.5,

@@ -40,6 +40,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "tokenizer": "tokenizer",
     "embeddings": "parity model",
     "rotary": "attention parity",
+    "attention_parts": "attention model",
     "attention": "attention parity model",
     "encoder": "parity model attention",
     "model": "parity model",
