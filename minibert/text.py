@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import accumulate, chain
 
 # %% auto #0
-__all__ = ['SPECIALS', 'LONGEST_WORD', 'check_text', 'split_specials', 'Cache', 'Cleaner', 'align']
+__all__ = ['SPECIALS', 'LONGEST_WORD', 'check_text', 'split_specials', 'Cache', 'Cleaner', 'align', 'join_pieces']
 
 # %% ../nbs/appendix/text.ipynb #76883d06
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -179,3 +179,21 @@ def align(
         if first: place = next(origin)
         pairs += [(c, place) for c in clean.close(char)]
     return "".join(c for c, _ in pairs), [i for _, i in pairs]
+
+# %% ../nbs/appendix/text.ipynb #6fd42588
+_OPEN = " .| ?| !| ,| ' | n't| 'm| 's| 've| 're".split("|")
+
+
+def _close(text):  # Hugging Face's clean-up of spaces, in its order
+    for mark in _OPEN: text = text.replace(mark, mark.strip())
+    return text
+
+
+def join_pieces(
+    pieces: Iterable[str],
+    clean_up: bool = False,  # close up apostrophes too
+) -> str:
+    "The text of pieces: those with ## joined, no space before a . , ! or ?"
+    text = "".join(p[2:] if k and p.startswith("##") else _close(" " * (k > 0) + p)
+                   for k, p in enumerate(pieces))
+    return _close(text) if clean_up else text

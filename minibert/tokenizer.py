@@ -5,23 +5,23 @@
 # %% ../nbs/02_tokenizer.ipynb #094724d1
 from __future__ import annotations
 
-import heapq
 import json
-import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
+from minibert.rows import (
+    check_batch, check_ids, check_item, keep_lengths, padded_length, place_pieces,
+    stack_rows)
 from .text import (
-    LONGEST_WORD, SPECIALS, Cache, Cleaner, align, check_text, split_specials)
+    LONGEST_WORD, SPECIALS, Cache, Cleaner, check_text, join_pieces, split_specials)
 from .tokenizer_files import read_tokenizer, read_vocab, write_tokenizer
+from .vocabulary import count_words, first_pieces, learn_pieces, number_pieces
 
 # %% auto #0
-__all__ = ['match_pieces', 'count_words', 'first_pieces', 'learn_pieces', 'number_pieces', 'join_pieces', 'lay_out',
-           'fit_lengths', 'pad_rows', 'WordPieceTokenizer', 'place_pieces']
+__all__ = ['match_pieces', 'lay_out', 'pad_rows', 'WordPieceTokenizer']
 
 # %% ../nbs/02_tokenizer.ipynb #24433e31
 def match_pieces(
@@ -41,180 +41,10 @@ def match_pieces(
         start, pieces = end, tails
     return found
 
-# %% ../nbs/02_tokenizer.ipynb #1fd7c819
-def count_words(
-    texts: Iterable[str],
-    clean: Cleaner,
-) -> dict[str, int]:  # word -> how often
-    "Count the words of all texts; each distinct chunk between spaces is cleaned once."
-    if isinstance(texts, str):
-        raise TypeError("texts is one str: give a list of texts, or an iterable.")
-    chunks, words = Counter(), Counter()
-    for text in texts:
-        chunks.update(check_text(text).replace("\n", " ").split(" "))
-    for chunk, count in chunks.items():
-        for word in clean(chunk).split(): words[word] += count
-    if not words: raise ValueError("The texts hold no word: give some text to count.")
-    return words
-
-# %% ../nbs/02_tokenizer.ipynb #beeb7cee
-def first_pieces(
-    words: dict[str, int],  # word -> how often
-    limit: int = 1000,  # characters kept, the most frequent
-) -> list[str]:
-    "The pieces of one character: all as a word's first, then the later ones with ##."
-    often = Counter()
-    for word, count in words.items():
-        for char in word: often[char] += count
-    kept = set(sorted(often, key=lambda char: (-often[char], char))[:limit])
-    later = kept.intersection(chain.from_iterable(word[1:] for word in words))
-    return sorted(kept) + ["##" + char for char in sorted(later)]
-
-# %% ../nbs/02_tokenizer.ipynb #b0c3ad76
-class _Pairs:  # each word as a string with one symbol, chr(id), for each piece
-    def __init__(self, words, pieces):
-        heads = {piece: chr(k) for k, piece in enumerate(pieces)}
-        tails = {p[2:]: symbol for p, symbol in heads.items() if p[:2] == "##"}
-        self.words = [heads.get(w[0], "") + "".join(tails.get(c, "") for c in w[1:])
-                      for w in words]
-        self.often, self.counts, self.heap = list(words.values()), defaultdict(int), []
-        self.add([(left + right, k, 1) for k, w in enumerate(self.words)
-                  for left, right in zip(w, w[1:])])
-
-    def add(self, changes):  # (pair, word's number, +1 or -1), ...
-        places = defaultdict(list)
-        for pair, k, sign in changes:
-            self.counts[pair] += sign * self.often[k]
-            if sign > 0: places[pair].append(k)
-        for pair, where in places.items():
-            if (count := self.counts[pair]) > 0:
-                heapq.heappush(self.heap, (-count, pair, where))
-
-    def pop(self, least):  # the most frequent pair and its words' numbers, or None
-        while self.heap:
-            count, pair, where = heapq.heappop(self.heap)
-            if (now := self.counts[pair]) == -count:
-                return (pair, where) if now >= least else None
-            if now > 0: heapq.heappush(self.heap, (-now, pair, where))
-
-# %% ../nbs/02_tokenizer.ipynb #cfe37c69
-def _joined(word, pair, symbol):  # -> the word with the pair joined, its changed pairs
-    (left, right), (before, *rest) = pair, word.split(pair)
-    changes = []
-    for k, after in enumerate(rest):
-        if before: changes += [(before[-1] + left, -1), (before[-1] + symbol, 1)]
-        elif k: changes += [(right + left, -1), (symbol + symbol, 1)]
-        if after: changes += [(right + after[0], -1), (symbol + after[0], 1)]
-        before = after
-    return word.replace(pair, symbol), changes
-
-# %% ../nbs/02_tokenizer.ipynb #d8e73b8f
-def learn_pieces(
-    words: dict[str, int],  # word -> how often
-    vocab_size: int,
-    min_frequency: int = 2,  # of a pair that is joined
-    alphabet: list[str] | None = None,  # of one character; None: `first_pieces`
-) -> list[str]:
-    "Learn a vocabulary: join the most frequent neighbours, count again, repeat."
-    pieces = [*SPECIALS, *(first_pieces(words) if alphabet is None else alphabet)]
-    if vocab_size < len(pieces):
-        raise ValueError(
-            f"A vocabulary of {vocab_size} has no room for {len(pieces)} specials and "
-            "characters of these texts: allow more, or lower limit_alphabet.")
-    ids, pairs = {piece: k for k, piece in enumerate(pieces)}, _Pairs(words, pieces)
-    while len(ids) < vocab_size and (best := pairs.pop(min_frequency)):
-        (left, right), changes = best[0], []
-        piece = pieces[ord(left)] + pieces[ord(right)].removeprefix("##")
-        symbol = chr(ids.setdefault(piece, len(pieces)))
-        if len(ids) > len(pieces): pieces.append(piece)
-        for k in best[1]:
-            pairs.words[k], changed = _joined(pairs.words[k], best[0], symbol)
-            changes += [(pair, k, sign) for pair, sign in changed]
-        pairs.add(changes)
-    return pieces
-
-# %% ../nbs/02_tokenizer.ipynb #b8b3d26e
-def number_pieces(
-    vocab: dict[str, int] | list[str],  # {piece: id}, or the pieces in order
-) -> dict[str, int]:  # in the order of the ids
-    "Pieces and their ids, the five specials among them; ValueError if they are not."
-    named = vocab if isinstance(vocab, dict) else {p: k for k, p in enumerate(vocab)}
-    named = dict(sorted(named.items(), key=lambda pair: pair[1]))
-    n = len(vocab)
-    if len(named) < n:
-        raise ValueError(f"{n - len(named)} pieces stand twice in the vocabulary: "
-                         "keep one of each.")
-    if missing := [name for name in SPECIALS if name not in named]:
-        raise ValueError(f"The vocabulary of {n} pieces lacks {', '.join(missing)}: "
-                         "BERT needs all five specials.")
-    if list(named.values()) != list(range(n)):
-        raise ValueError(f"The ids of {n} pieces must be 0 to {n - 1}, each once: "
-                         "number the pieces anew.")
-    return named
-
-# %% ../nbs/02_tokenizer.ipynb #6fd42588
-_OPEN = " .| ?| !| ,| ' | n't| 'm| 's| 've| 're".split("|")
-
-
-def _close(text):  # Hugging Face's clean-up of spaces, in its order
-    for mark in _OPEN: text = text.replace(mark, mark.strip())
-    return text
-
-
-def join_pieces(
-    pieces: Iterable[str],
-    clean_up: bool = False,  # close up apostrophes too
-) -> str:
-    "The text of pieces: those with ## joined, no space before a . , ! or ?"
-    text = "".join(p[2:] if k and p.startswith("##") else _close(" " * (k > 0) + p)
-                   for k, p in enumerate(pieces))
-    return _close(text) if clean_up else text
-
 # %% ../nbs/02_tokenizer.ipynb #d779950b
 def lay_out(parts: list[list], cls, sep) -> list:
     "[CLS] first [SEP], then second [SEP] where there is one."
     return [cls, *chain.from_iterable([*part, sep] for part in parts)]
-
-# %% ../nbs/02_tokenizer.ipynb #07c78c3a
-def fit_lengths(
-    first: int,  # pieces of the first text
-    second: int,  # pieces of the second, 0 where there is none
-    room: int,  # pieces that fit
-    strategy: str = "longest_first",  # or "only_first", "only_second"
-) -> tuple[int, int]:
-    "How many pieces of each text stay, so that both fit; the longer text gives first."
-    over = first + second - room
-    if strategy not in ("longest_first", "only_first", "only_second"):
-        raise ValueError(
-            f"There is no truncation {strategy!r}: choose longest_first, only_first or "
-            "only_second, or False for none.")
-    if over <= 0: return first, second
-    if strategy == "longest_first":
-        short = min(first, second, room // 2)
-        return (short, room - short) if first <= second else (room - short, short)
-    cut, name = (first, "first") if strategy == "only_first" else (second, "second")
-    if cut <= over:
-        raise ValueError(
-            f"The texts have {first} and {second} pieces and {room} fit, so {strategy} "
-            f"would leave nothing of the {name}: allow more, or use longest_first.")
-    return (first - over, second) if name == "first" else (first, second - over)
-
-# %% ../nbs/02_tokenizer.ipynb #6b2f5859
-def _keep_lengths(
-    parts: list[list],  # one text's pieces or two
-    max_length: int,  # tokens, with [CLS] and [SEP]
-    truncation: str | bool,  # a strategy of `fit_lengths`; True: its default
-) -> list[int]:
-    "How many pieces of each text stay in an encoding of `max_length` tokens."
-    first, second = [*map(len, parts), 0][:2]
-    if not truncation: return [first, second]
-    room = max_length - 1 - len(parts)
-    if room < 0:
-        raise ValueError(
-            f"max_length {max_length} has no room for the {1 + len(parts)} special "
-            f"tokens: allow {2 + len(parts)} or more.")
-    if truncation is True: truncation = "longest_first"
-    return list(fit_lengths(first, second, room, truncation))
 
 # %% ../nbs/02_tokenizer.ipynb #3e456136
 def pad_rows(
@@ -252,7 +82,7 @@ def _encode(
 ) -> dict[str, list]:  # rows of S values
     "One BERT input: ids, segments, mask, on request each token's place in its text."
     parts = [tokenizer.ids(text) for text in texts]
-    keep = _keep_lengths(parts, max_length, truncation)
+    keep = keep_lengths(parts, max_length, truncation)
     parts = [part[:n] for part, n in zip(parts, keep)]
     ids = lay_out(parts, tokenizer.cls_id, tokenizer.sep_id)
     second = len(ids) - len(parts[0]) - 2
@@ -264,58 +94,6 @@ def _encode(
         places = [part[:n] for part, n in zip(places, keep)]
         rows["offset_mapping"] = lay_out(places, (0, 0), (0, 0))
     return rows
-
-# %% ../nbs/02_tokenizer.ipynb #053d1856
-def _stack(
-    rows: list[dict[str, list]],
-    return_tensors: str | None = None,  # "pt"
-) -> dict:  # name -> B lists of S values, or a tensor (B, S)
-    "Many encodings as one batch."
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    if return_tensors is None: return columns
-    if return_tensors != "pt":
-        raise ValueError(f"return_tensors is {return_tensors!r}: choose 'pt' or None.")
-    import torch
-
-    if len({len(row["input_ids"]) for row in rows}) > 1:
-        raise ValueError("Rows of several lengths make no tensor: leave padding=True.")
-    return {name: torch.tensor(column) for name, column in columns.items()}
-
-
-def _check_batch(batch) -> list[list[str]]:
-    "Each item as a list of one text or two; anything else is refused."
-    if isinstance(batch, (str, bytes)):
-        raise TypeError("The batch is one text: give a list of texts, or use encode.")
-    items = [list(x) if isinstance(x, (list, tuple)) else [x] for x in batch]
-    if not items or not all(len(item) in (1, 2) for item in items):
-        raise ValueError("A batch is one or more texts, or pairs of texts: "
-                         f"{len(items)} items were given, of other sizes or none.")
-    return items
-
-
-def _check_item(text, pair):
-    "A text or a pair of texts as one item of a batch; TypeError for a list."
-    if isinstance(text, (list, tuple)):
-        raise TypeError(f"encode reads one text, and was given a "
-                        f"{type(text).__name__}: give encode_batch a list of texts.")
-    return text if pair is None else (text, pair)
-
-
-def _check_ids(ids, size) -> list[int]:
-    ids = list(map(int, ids))
-    if ids and not 0 <= min(ids) <= max(ids) < size:
-        raise ValueError(f"The ids {min(ids)} to {max(ids)} are not all in 0 to "
-                         f"{size - 1}: decode with the tokenizer that encoded.")
-    return ids
-
-# %% ../nbs/02_tokenizer.ipynb #f1a9e0c4
-def _pad(rows: list[dict], padding: str | bool, pad_id: int, most: int) -> list[dict]:
-    "The rows, padded as `padding` says."
-    if padding in (False, "do_not_pad"): return rows
-    if padding in (True, "longest"): return pad_rows(rows, pad_id)
-    if padding == "max_length": return pad_rows(rows, pad_id, most)
-    raise ValueError(f"There is no padding {padding!r}: choose longest (or True), "
-                     "max_length or do_not_pad (or False).")
 
 # %% ../nbs/02_tokenizer.ipynb #bf0cb191
 class WordPieceTokenizer:
@@ -384,7 +162,7 @@ class WordPieceTokenizer:
 
     def encode(self, text: str, pair: str | None = None, **options) -> dict[str, list]:
         "input_ids, token_type_ids, attention_mask (S,); options as in `encode_batch`."
-        batch = self.encode_batch([_check_item(text, pair)], **options)
+        batch = self.encode_batch([check_item(text, pair)], **options)
         return {name: column[0] for name, column in batch.items()}
 
     def encode_batch(
@@ -400,38 +178,16 @@ class WordPieceTokenizer:
         "[CLS] text [SEP] pair [SEP] for each item, cut and padded to one length."
         most = self.max_length if max_length is None else max_length
         rows = [_encode(self, item, most, truncation, return_offsets)
-                for item in _check_batch(batch)]
-        return _stack(_pad(rows, padding, self.pad_id, most), return_tensors)
+                for item in check_batch(batch)]
+        length = padded_length(padding, most)
+        if length is not None: rows = pad_rows(rows, self.pad_id, length)
+        return stack_rows(rows, return_tensors)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True,
                clean_up_tokenization_spaces: bool | None = None) -> str:  # None: own
         "The text of `ids`: a word's pieces joined, no space before a . , ! or ?"
         hidden = self.special_ids if skip_special_tokens else ()
-        kept = [k for k in _check_ids(ids, self.vocab_size) if k not in hidden]
+        kept = [k for k in check_ids(ids, self.vocab_size) if k not in hidden]
         clean_up = clean_up_tokenization_spaces
         if clean_up is None: clean_up = self.clean_up_tokenization_spaces
         return join_pieces([self.pieces[k] for k in kept], clean_up)
-
-# %% ../nbs/02_tokenizer.ipynb #bc3a25a0
-def place_pieces(
-    text: str,
-    tokenizer: WordPieceTokenizer,
-) -> list[tuple[int, tuple[int, int]]]:  # (id, (start, end)), ...
-    "The ids of `text` and where in it each piece stands; slower than `ids`, and equal."
-    found, before = [], 0
-    for k, part in enumerate(split_specials(text)):
-        if k % 2: found.append((tokenizer.vocab[part], (before, before + len(part))))
-        else: found += _placed(part, before, tokenizer)
-        before += len(part)
-    return found
-
-
-def _placed(part, before, tokenizer):
-    cleaned, places = align(part, tokenizer.clean)
-    for word in re.finditer("[^ ]+", cleaned):
-        start, ids = word.start(), tokenizer.match(word[0])
-        for k in ids:
-            long = len(tokenizer.pieces[k]) - 2 * (start > word.start())
-            end = word.end() if ids == [tokenizer.unk_id] else start + long
-            yield k, (before + places[start], before + places[end - 1] + 1)
-            start = end

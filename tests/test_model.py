@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from minibert.attention_parts import take_rows
 from minibert.config import BertConfig, count_parameters
 from minibert.encoder import Encoder, EncoderLayer, FeedForward, activation
-from minibert.heads import BertForPreTraining, needed_rows
+from minibert.heads import BertForPreTraining
+from minibert.losses import needed_rows
 from minibert.model import BertModel, additive_mask, initialise_
 from minibert.parity import assert_same, randomise_, reference_batch
 

@@ -14,7 +14,7 @@ from mutants.runner import TESTS, cells
 
 BANK = read_bank()
 LEARNERS = {  # what learners get wrong, as people report it: how it is called in the bank
-    "ignore_index=0 shared by both heads": "heads: ignore_index=0 for both heads",
+    "ignore_index=0 shared by both heads": "losses: ignore_index=0 for both heads",
     "loss over all positions": "heads: loss over all positions",
     "a scalar loss times the mask": "heads: a scalar loss times the mask",
     "80/10/10 of all tokens": "masking: 80/10/10 of all tokens",
@@ -43,7 +43,7 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "every piece labelled in a tagging task": "evaluation: every piece labelled",
     "probs drawn after dropout": "attention: probs drawn after dropout",
 }
-FEW = ["attention: mask after the softmax", "embeddings: unbiased variance", "encoder: pre-norm", "heads: ignore_index=0",
+FEW = ["attention: mask after the softmax", "embeddings: unbiased variance", "encoder: pre-norm", "losses: ignore_index=0",
        "masking: labels taken after masking", "parity: NaN passes"]
 SLIPS = {"SyntaxError", "IndentationError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 
