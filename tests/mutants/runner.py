@@ -60,6 +60,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "masking": "masking pairs",
     "baselines": "evaluation",
     "answers": "evaluation",
+    "pairs_parts": "pairs",
     "pairs": "pairs",
     "optimizers": "optimizers training",
     "parallel": "scale",
