@@ -54,6 +54,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "callbacks": 9.6,
     "train_state": 9.7,
     "compare": 13.5,
+    "numpy_weights": 13.6,
     "page": 17.6,
     "labels": 18.5,
     "probe_runs": 18.6,
