@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from minibert.core import keep_freed_memory, write_whole
-from minibert.heads import _SlicedLoss
+from minibert.losses import SlicedLoss
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_loss.json"
 
@@ -40,7 +40,7 @@ def plain(logits, targets): return F.cross_entropy(logits.float(), targets)
 
 def main(repeats=15, positions=614):
     keep_freed_memory()
-    lines, ways = [], dict(plain=plain, in_place=InPlaceLoss.apply, sliced=_SlicedLoss.apply)
+    lines, ways = [], dict(plain=plain, in_place=InPlaceLoss.apply, sliced=SlicedLoss.apply)
     for V in (8192, 30522):
         for kind in (torch.float32, torch.bfloat16):
             logits, targets = torch.randn(positions, V).to(kind), torch.randint(V, (positions,))

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .asking import encode_for
 from .core import write_whole
 from .files import find_checkpoint
-from .heads import BertForPreTraining, encode_for
+from .heads import BertForPreTraining
 from .tokenizer import WordPieceTokenizer
 from .weights import load_pretrained
 

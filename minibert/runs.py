@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .callbacks import Callback, TensorBoard
 from .checkpoints import list_checkpoints, only_run_in, seconds_trained
 from .config import BertConfig
 from .core import choose_precision, seeded, write_whole
@@ -31,8 +32,7 @@ from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .recipe import (
     BACKENDS, PretrainOptions, TrainingConfig, as_yaml, read_options)
 from .tokenizer import WordPieceTokenizer
-from .training import (
-    Callback, TensorBoard, make_sampler, pretrain, resume, train_step)
+from .training import make_sampler, pretrain, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0

@@ -14,16 +14,16 @@ from mutants.runner import TESTS, cells
 
 BANK = read_bank()
 LEARNERS = {  # what learners get wrong, as people report it: how it is called in the bank
-    "ignore_index=0 shared by both heads": "heads: ignore_index=0 for both heads",
+    "ignore_index=0 shared by both heads": "losses: ignore_index=0 for both heads",
     "loss over all positions": "heads: loss over all positions",
     "a scalar loss times the mask": "heads: a scalar loss times the mask",
     "80/10/10 of all tokens": "masking: 80/10/10 of all tokens",
     "0.1 instead of half of the rest": "masking: a tenth of the rest instead of half",
     "NSP labels flipped": "pairs: NSP labels flipped",
-    "negatives that are positives": "pairs: negatives that are positives",
+    "negatives that are positives": "pairs_parts: negatives that are positives",
     "a blank line after each sentence": "documents: a document for each line",
-    "eps 1e-5": "encoder: eps 1e-5",
-    "tanh GELU": "encoder: tanh GELU for the exact one",
+    "eps 1e-5": "parts: eps 1e-5",
+    "tanh GELU": "parts: tanh GELU for the exact one",
     "unbiased variance": "embeddings: unbiased variance",
     "padded queries masked with -inf": "model: padded queries masked with -inf",
     "Q and K swapped": "attention: Q and K swapped",
@@ -43,7 +43,7 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "every piece labelled in a tagging task": "evaluation: every piece labelled",
     "probs drawn after dropout": "attention: probs drawn after dropout",
 }
-FEW = ["attention: mask after the softmax", "embeddings: unbiased variance", "encoder: pre-norm", "heads: ignore_index=0",
+FEW = ["attention: mask after the softmax", "embeddings: unbiased variance", "encoder: pre-norm", "losses: ignore_index=0",
        "masking: labels taken after masking", "parity: NaN passes"]
 SLIPS = {"SyntaxError", "IndentationError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 
