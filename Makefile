@@ -42,7 +42,7 @@ test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wro
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
 
 lint: $(VENV)/.installed-dev  ## the linter alone
-	$(BIN)/ruff check minibert nbs tests benchmarks
+	$(BIN)/ruff check minibert nbs tests benchmarks tools
 
 lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 	cd nbs && ../$(BIN)/jupyter lab
@@ -60,8 +60,8 @@ prepare: readme  ## before a commit: clean, export, lint
 	$(BIN)/nbdev_export
 	$(MAKE) lint
 
-readme: $(VENV)/.installed-dev  ## README.md from nbs/index.ipynb
-	$(BIN)/jupyter nbconvert --to markdown nbs/index.ipynb --output-dir . --output README
+readme: $(VENV)/.installed-dev  ## README.md from nbs/index.ipynb, and the list of the appendix
+	$(BIN)/python tools/make_readme.py
 
 clean:  ## take the environment and what was built away
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
