@@ -248,8 +248,8 @@ HIDDEN_SWAP = Exercise(
               answer=lambda state: dict(state)),
         Wrong("One tensor stands under both names now, and the other is lost: exchange "
               "them in one line, `a[x], a[y] = a[y], a[x]`.", answer=_overwritten),
-        Wrong("The check sees query and key: the scores q k^T are transposed, and so "
-              "each row has other probs.",
+        Wrong("The check sees query and key: with their weights exchanged, each row has "
+              "other scores, and so other probs.",
               answer=_swap(_LAYER + "attention.self.query.weight",
                            _LAYER + "attention.self.key.weight")),
         Wrong("The check sees the LayerNorms: each scales its output in its own way.",
