@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 endif
 PINNED := settings.ini setup.py constraints.txt
 
-.PHONY: help demo test test-slow lab notebooks readme lint clean
+.PHONY: help demo test test-slow lab notebooks prepare readme lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,7 @@ $(VENV)/.installed: $(VENV)/.made $(PINNED)
 
 $(VENV)/.installed-dev: $(VENV)/.made $(PINNED)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]" -c constraints.txt
+	$(BIN)/python -m ipykernel install --sys-prefix --display-name python3 >/dev/null  # as the notebooks call it: opening one changes nothing
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-slow: $(VENV)/.installed-dev
@@ -53,6 +54,11 @@ notebooks: $(VENV)/.installed-slow  ## execute every notebook in a fresh kernel,
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export
 	$(MAKE) readme
+
+prepare: readme  ## before a commit: clean, export, lint
+	$(BIN)/nbdev_clean
+	$(BIN)/nbdev_export
+	$(MAKE) lint
 
 readme: $(VENV)/.installed-dev  ## README.md from nbs/index.ipynb
 	$(BIN)/jupyter nbconvert --to markdown nbs/index.ipynb --output-dir . --output README

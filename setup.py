@@ -20,7 +20,7 @@ setup(
     url=cfg["git_url"],
     license="Apache-2.0",
     packages=find_packages(include=["minibert", "minibert.*"]),
-    include_package_data=True,
+    package_data={"minibert": ["*.txt", "*.html", "course_model/*"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={"dev": cfg["dev_requirements"].split(), "extra": cfg["extra_requirements"].split()},

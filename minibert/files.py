@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from .config import read_config
+from .config_files import read_config
 from .core import write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from .checkpoints import best_checkpoint
 from .config import BertConfig
 from .core import Rate, check_finite, evaluating, seeded
-from .encoder import activation
 from .evaluation import row_interval, wilson
 from .files import read_weights
 from .labels import Examples
 from .model import BertModel, initialise_
 from .parallel import join_processes, share_weights_
+from .parts import activation
 from .recipe import TrainingConfig
 from .tokenizer import WordPieceTokenizer, pad_rows
 from .training import Callback, fit

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from .asking import encode_for, finite_answer
 from .config import BertConfig
 from .core import evaluating
-from .encoder import activation
 from .losses import check_labels, mean_loss, needed_rows
 from .model import BertModel, initialise_
+from .parts import activation
 
 # %% auto #0
 __all__ = ['MLMHead', 'NSPHead', 'PreTrainingOutput', 'BertForPreTraining', 'fill_mask', 'next_sentence']

@@ -5,10 +5,16 @@
 # %% ../nbs/appendix/inputs.ipynb #1a0c5e02
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor
 
+from .config import BertConfig
+
 # %% auto #0
-__all__ = ['check_length', 'check_masking']
+__all__ = ['check_length', 'check_masking', 'check_input', 'checked', 'score_dtype']
 
 # %% ../nbs/appendix/inputs.ipynb #9b24daa5
 def check_length(length: int, places: int) -> None:
@@ -42,3 +48,70 @@ def check_masking(
             f"mask_id is {mask_id}, and the vocabulary has {vocab_size} pieces: give "
             f"an id from 0 to {vocab_size - 1}."
         )
+
+# %% ../nbs/appendix/inputs.ipynb #3abae7c7
+def _check_ids(input_ids: Tensor, config: BertConfig) -> None:
+    if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"input_ids has shape {tuple(input_ids.shape)} and type {input_ids.dtype}: "
+            f"give whole numbers (int64) of shape (B, S)."
+        )
+    S, longest = input_ids.shape[1], config.max_position_embeddings
+    if S == 0: raise ValueError("input_ids has no position: give [CLS] at the least.")
+    if S > longest:
+        raise ValueError(
+            f"input_ids has {S} positions, and the model {longest}: cut the text, or "
+            f"choose a larger max_position_embeddings."
+        )
+
+# %% ../nbs/appendix/inputs.ipynb #36b70d18
+def check_input(
+    config: BertConfig,
+    input_ids: Tensor,
+    token_type_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+) -> None:
+    "Refuse inputs of a wrong shape, type or length: a ValueError says which and why."
+    _check_ids(input_ids, config)
+    given = dict(token_type_ids=token_type_ids, attention_mask=attention_mask)
+    for name, tensor in given.items():
+        if tensor is not None and tensor.shape != input_ids.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, and input_ids "
+                f"{tuple(input_ids.shape)}: give one number for each position."
+            )
+
+# %% ../nbs/appendix/inputs.ipynb #f098dff6
+def _unknown_id(config: BertConfig, input_ids: Tensor, types: Tensor | None) -> str:
+    sizes = dict(vocab_size=config.vocab_size, type_vocab_size=config.type_vocab_size)
+    named = zip(("input_ids", "token_type_ids"), (input_ids, types), sizes.items())
+    for name, given, (size, n) in named:
+        if given is not None and not 0 <= given.min() <= given.max() < n:
+            low, high = given.min().item(), given.max().item()
+            return (
+                f"{name} holds numbers from {low} to {high}, and {size} is {n}: "
+                f"give 0 to {n - 1}, from the tokenizer that belongs to the model."
+            )
+    return "An id is outside its table."
+
+
+@contextmanager
+def checked(
+    config: BertConfig,
+    input_ids: Tensor,
+    token_type_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+) -> Iterator[None]:
+    "Around the look-up of ids: a ValueError for inputs that don't fit, or unknown ids."
+    check_input(config, input_ids, token_type_ids, attention_mask)
+    try: yield
+    except IndexError:
+        raise ValueError(_unknown_id(config, input_ids, token_type_ids)) from None
+
+# %% ../nbs/appendix/inputs.ipynb #0ce039b1
+def score_dtype(hidden: Tensor) -> torch.dtype:
+    "The type that attention scores computed from `hidden` will have, autocast or not."
+    kind = hidden.device.type
+    known = torch.amp.is_autocast_available(kind) and hidden.dtype != torch.float64
+    lowered = known and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if lowered else hidden.dtype

@@ -11,19 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from .baselines import count_bigrams, count_pieces
+from .callbacks import forecast
 from .checkpoints import read_metrics
 from .core import write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate_pretraining
 from .heads import BertForPreTraining, fill_mask, next_sentence
-from .pairs import read_objectives
+from .pairs_parts import read_objectives
 from .parallel import join_processes
 from .recipe import PretrainOptions
 from .runs import Run, open_run, ruler, seconds_a_step, training_config
 from .stories import stories
 from .tokenizer import WordPieceTokenizer
-from .training import forecast, make_sampler
+from .training import make_sampler
 from .weights import save_pretrained
 
 # %% auto #0

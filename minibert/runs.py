@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .callbacks import Callback, TensorBoard
 from .checkpoints import list_checkpoints, only_run_in, seconds_trained
 from .config import BertConfig
 from .core import choose_precision, seeded, write_whole
@@ -31,8 +32,7 @@ from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .recipe import (
     BACKENDS, PretrainOptions, TrainingConfig, as_yaml, read_options)
 from .tokenizer import WordPieceTokenizer
-from .training import (
-    Callback, TensorBoard, make_sampler, pretrain, resume, train_step)
+from .training import make_sampler, pretrain, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
@@ -142,7 +142,7 @@ def check_backend(options: PretrainOptions) -> None:
 # %% ../nbs/appendix/runs.ipynb #4edf4ff9
 def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
     "The model's weights as the NumPy BERT holds them, copied."
-    from minibert.numpy_bert.layers import from_state_dict
+    from minibert.numpy_bert.weights import from_state_dict
     return from_state_dict(to_hf(model), model.config)
 
 # %% ../nbs/appendix/runs.ipynb #f050d4ea

@@ -341,7 +341,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(run, stories_csv, 
     figures = run_finetuning(options, progress=False)
     def cut(*args): raise RuntimeError("power cut")
     with monkeypatch.context() as patch:
-        patch.setattr("minibert.training.save_checkpoint", cut)
+        patch.setattr("minibert.train_state.save_checkpoint", cut)
         with pytest.raises(RuntimeError, match="power cut"):
             run_finetuning(replace(options, out=str(tmp_path / "cut")), progress=False)
     assert (tmp_path / "cut" / "metrics.jsonl").exists()

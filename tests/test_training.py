@@ -16,6 +16,7 @@ from itertools import count
 import pytest
 import torch
 
+from minibert.callbacks import Callback, TensorBoard
 from minibert.checkpoints import (
     best_checkpoint, check_checkpoint, latest_checkpoint, list_checkpoints, only_run_in, save_checkpoint)
 from minibert.config import BertConfig
@@ -28,8 +29,7 @@ from minibert.parallel import own_device
 from minibert.parity import assert_same
 from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import (
-    Callback, TensorBoard, forward_backward, make_sampler, pretrain, resume, train_step)
+from minibert.training import forward_backward, make_sampler, pretrain, resume, train_step
 
 CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
 
