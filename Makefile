@@ -47,7 +47,7 @@ lint: $(VENV)/.installed-dev  ## the linter alone
 lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 	cd nbs && ../$(BIN)/jupyter lab
 
-notebooks: $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
+notebooks: $(VENV)/.installed-slow  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
 	cd nbs && for nb in *.ipynb appendix/*.ipynb answers/*.ipynb; do \
 	  [ -e $$nb ] || continue; \
 	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
