@@ -173,6 +173,7 @@ def _goes_wrong(missing: str) -> bool:
 SAVED = Exercise(
     "10.3", "break", "what must be saved",
     reference=lambda: tuple(map(_goes_wrong, ("weights", "means", "step", "generator"))),
+    variants=((1, 1, 1, 0),),  # whoever writes 1 for True means the same
     wrong=(
         Wrong("You save the weights alone: without its running means AdamW takes its first "
               "steps anew, and without the step the warm-up and the batches begin again.",
