@@ -53,10 +53,10 @@ def _named_size(size: str) -> dict:
 # %% ../nbs/01_config.ipynb #5504992b
 @dataclass(frozen=True)
 class Parts:
-    "What models make differently of the same attention and layers; BERT's by default."
+    "What a model's layers are made of; the defaults are BERT's."
 
-    norm: Literal["layer", "rms"] = "layer"  # rms: no mean is taken off, no bias
-    norm_first: bool = False  # before each sublayer (pre-norm), not after each sum
+    norm: Literal["layer", "rms"] = "layer"  # rms: the mean isn't subtracted, no bias
+    norm_first: bool = False  # True: before each sublayer, not after each sum
     gated: bool = False  # a second map multiplies the activations of the feed-forward
     bias: bool = True  # in linear maps and LayerNorms
     positions: Literal["absolute", "rotary", "none"] = "absolute"  # absolute: a table
@@ -66,14 +66,14 @@ class Parts:
 # %% ../nbs/01_config.ipynb #4a09068f
 @dataclass(frozen=True)
 class BertConfig:
-    "The sizes of one BERT, in Hugging Face's names; a value that cannot be is refused."
+    "The sizes of a BERT, in Hugging Face's names; ValueError if they're impossible."
 
     vocab_size: Count = 30522  # V
     hidden_size: Count = 768  # D
     num_hidden_layers: Count = 12
     num_attention_heads: Count = 12  # H
     intermediate_size: Count = 3072  # I
-    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"  # the exact one; or tanh
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"  # gelu is exact
     hidden_dropout_prob: Rate = 0.1
     attention_probs_dropout_prob: Rate = 0.1
     max_position_embeddings: Count = 512  # the largest S
@@ -92,7 +92,7 @@ class BertConfig:
 
     @property
     def parts(self) -> Parts:
-        "What the layers are made of: BERT's own, but for a RoFormer's positions."
+        "What the layers are made of: BERT's own, except a RoFormer's positions."
         return Parts(positions=POSITIONS[self.model_type])
 
     @classmethod
@@ -116,7 +116,7 @@ class BertConfig:
         return cls.from_dict(read_config(path))
 
     def to_dict(self) -> dict:
-        "The fields, and what Hugging Face's RoFormer asks for beside them."
+        "The fields, and two more that Hugging Face's RoFormer asks for."
         if self.model_type == "bert": return asdict(self)
         return asdict(self) | dict(rotary_value=False, embedding_size=self.hidden_size)
 

@@ -424,7 +424,8 @@ def _judge_value(exercise: Exercise, answer: Any, say: Callable) -> Verdict:
         return say("wrong", f"{short(answer)} has {len(got)} items: {len(wanted)} are "
                             "asked for.")
     if _kind(got) == "number" and not isinstance(got, bool):
-        return say("wrong", f"{got:g} is too {'large' if got > wanted else 'small'}."
+        told = f"{got:,}" if isinstance(got, int) else f"{got:.6g}"
+        return say("wrong", f"{told} is too {'large' if got > wanted else 'small'}."
                    if got == got else "nan is no number.")
     return say("wrong", f"{short(answer)} is not it.")
 

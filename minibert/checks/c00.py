@@ -72,6 +72,8 @@ FIRST_LOSS = Exercise(
               "`math.log`.", answer=math.log2(30522) + 1),
         Wrong("You take the mean of the two losses: BERT's loss is their sum.",
               answer=(math.log(30522) + math.log(2)) / 2),
+        Wrong("You multiply the two losses: BERT's loss is their sum.",
+              answer=math.log(30522) * math.log(2)),
         Wrong("These are probabilities. The loss is the negative logarithm of a probability.",
               answer=1 / 30522 + 1 / 2),
     ),

@@ -46,6 +46,8 @@ LAYER = Exercise(
               change=("2 * 2 * D", "2 * D * D")),
         Wrong("The first map of the feed-forward part has I results, so its bias has I "
               "numbers.", change=("D * I + I +", "D * I + D +")),
+        Wrong("The second map of the feed-forward part goes back to D results, so its bias "
+              "has D numbers.", change=("I * D + D", "I * D + I")),
     ),
     hints=(
         "How many numbers does a linear map from n to m multiply with, and how many does it "
@@ -74,6 +76,8 @@ LARGE = Exercise(
               answer=lambda: _large(num_hidden_layers=12)["model"]),
         Wrong("You included the two heads for the training. Take the entry `model`, not "
               "`total`.", answer=lambda: _large()["total"]),
+        Wrong("You forgot the pooler: it's one more linear map from D to D.",
+              answer=lambda: _large()["model"] - 1024 * 1024 - 1024),
         Wrong("That's what the paper says, rounded. Compute the exact number.",
               answer=340_000_000),
         Wrong("You counted the word table twice: it's used twice, and it's one table.",

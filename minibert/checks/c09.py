@@ -120,6 +120,8 @@ WHAT_IS_LEFT = Exercise(
               "the other gets the rest.", answer=[(15, 11), (8, 14), (15, 14)]),
         Wrong("The room is 29, which is odd, and at equal lengths the loop takes from B: "
               "so A keeps the odd one.", answer=[(18, 11), (8, 21), (14, 15)]),
+        Wrong("Your third pair has 30 tokens, and there is room for 29: one of the two "
+              "sides loses one more.", answer=[(18, 11), (8, 21), (15, 15)]),
     ),
     hints=(
         "How many of the 32 positions are left for text?",
@@ -146,10 +148,10 @@ def _probes_3():
 
 
 def _run_swap(answer, *columns):
-    "The answer's five columns; it is given Pairs that are all true."
+    "The answer's five columns by name; it is given Pairs that are all true."
     *columns, swapped = columns
     made = answer(Pairs(*columns, np.zeros(len(swapped), bool)), swapped)
-    return made if made is None else tuple(vars(made).values())
+    return made if made is None else dict(vars(made))
 
 
 def _swap(pairs, swapped):
@@ -193,6 +195,9 @@ SWAP = Exercise(
               "traded places.", change=("is_random=swapped", "is_random=~swapped")),
         Wrong("You left the label of the pairs that came in, which are all true: the new "
               "label is `swapped`.", change=("is_random=swapped", "is_random=pairs.is_random")),
+        Wrong("No pair has traded places: where `swapped` is True, A gets B's start and "
+              "length, and B gets A's.",
+              change=("np.where(swapped, b, a), np.where(swapped, a, b)", "a, b")),
         Wrong("You swapped every pair: only those where `swapped` is True trade places.",
               change=("np.where(swapped, b, a), np.where(swapped, a, b)", "b, a")),
         Wrong("You swapped the pairs that should stay, and left those that should be "
