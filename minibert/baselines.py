@@ -16,7 +16,7 @@ from .stories import Oracle, Story
 
 # %% auto #0
 __all__ = ['Chosen', 'chosen_tokens', 'count_pieces', 'unigram_baseline', 'Bigrams', 'count_bigrams', 'bigram_baseline',
-           'words_whole', 'accuracy_bound', 'Known', 'masked_baselines']
+           'words_whole', 'best_chances', 'accuracy_bound', 'Known', 'masked_baselines']
 
 # %% ../nbs/appendix/baselines.ipynb #26d96aaf
 @dataclass(frozen=True)
@@ -154,13 +154,13 @@ def words_whole(sampler, stories: Sequence[Story]) -> bool:
     return True
 
 # %% ../nbs/appendix/baselines.ipynb #f5d6d261
-def accuracy_bound(
+def best_chances(
     sampler,  # of masked words
     stories: Sequence[Story],  # those that its corpus was built from
     batches: int = 50,
     batch_size: int = 32,
-) -> float | None:
-    "The best possible masked accuracy; None where a word is in pieces, or none asked."
+) -> np.ndarray | None:  # (N,)
+    "The best guess's chance at each chosen token; None where words are in pieces."
     if "mlm" not in sampler.objectives or not words_whole(sampler, stories): return None
     oracle, best = Oracle(stories), []
     for step in range(batches):
@@ -168,7 +168,18 @@ def accuracy_bound(
         chosen = batch["labels"] != -100
         hidden = chosen & (batch["input_ids"] != batch["labels"])
         best.append(oracle.best(batch["positions"], chosen, hidden)[chosen.numpy()])
-    return float(np.concatenate(best).mean())
+    return np.concatenate(best)
+
+
+def accuracy_bound(
+    sampler,  # of masked words
+    stories: Sequence[Story],  # those that its corpus was built from
+    batches: int = 50,
+    batch_size: int = 32,
+) -> float | None:
+    "The best possible masked accuracy; None where a word is in pieces, or none asked."
+    best = best_chances(sampler, stories, batches, batch_size)
+    return None if best is None else float(best.mean())
 
 # %% ../nbs/appendix/baselines.ipynb #6f5f3d6b
 @dataclass(frozen=True)

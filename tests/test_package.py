@@ -48,6 +48,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "corpus": 7.5,
     "baselines": 8.5,
     "answers": 8.6,
+    "evaluable": 8.7,
     "pairs_parts": 8.7,
     "parallel": 9.2,
     "optimizers": 9.3,
