@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 endif
 PINNED := settings.ini setup.py constraints.txt
 
-.PHONY: help demo test test-slow lab notebooks readme lint clean
+.PHONY: help demo test test-slow lab notebooks prepare readme lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,7 @@ $(VENV)/.installed: $(VENV)/.made $(PINNED)
 
 $(VENV)/.installed-dev: $(VENV)/.made $(PINNED)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]" -c constraints.txt
+	$(BIN)/python -m ipykernel install --sys-prefix --display-name python3 >/dev/null  # as the notebooks call it: opening one changes nothing
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-slow: $(VENV)/.installed-dev
@@ -41,12 +42,12 @@ test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wro
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
 
 lint: $(VENV)/.installed-dev  ## the linter alone
-	$(BIN)/ruff check minibert nbs tests benchmarks
+	$(BIN)/ruff check minibert nbs tests benchmarks tools
 
 lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 	cd nbs && ../$(BIN)/jupyter lab
 
-notebooks: $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
+notebooks: $(VENV)/.installed-slow  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
 	cd nbs && for nb in *.ipynb appendix/*.ipynb answers/*.ipynb; do \
 	  [ -e $$nb ] || continue; \
 	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
@@ -54,8 +55,13 @@ notebooks: $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, 
 	$(BIN)/nbdev_export
 	$(MAKE) readme
 
-readme: $(VENV)/.installed-dev  ## README.md from nbs/index.ipynb
-	$(BIN)/jupyter nbconvert --to markdown nbs/index.ipynb --output-dir . --output README
+prepare: readme  ## before a commit: clean, export, lint
+	$(BIN)/nbdev_clean
+	$(BIN)/nbdev_export
+	$(MAKE) lint
+
+readme: $(VENV)/.installed-dev  ## README.md from nbs/index.ipynb, and the list of the appendix
+	$(BIN)/python tools/make_readme.py
 
 clean:  ## take the environment and what was built away
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

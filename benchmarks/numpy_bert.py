@@ -32,10 +32,11 @@ from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers
 from minibert.numpy_bert import model as backward_module
-from minibert.numpy_bert.layers import forward, from_state_dict
+from minibert.numpy_bert.layers import forward
 from minibert.numpy_bert.model import backward
 from minibert.numpy_bert.training import (
     as_arrays, clip_, evaluate_numpy, first_moments, adamw_, gradients, norms_by_part, pretrain_numpy, update_)
+from minibert.numpy_bert.weights import first_weights, from_state_dict
 from minibert.optimizers import make_optimizers
 from minibert.pairs import PairSampler
 from minibert.recipe import TrainingConfig
@@ -97,7 +98,7 @@ def step(steps=40):
 def parts(steps=30):
     "Each function's own time in a step, the functions that it calls not counted twice."
     keep_freed_memory()
-    params = layers.first_weights(CONFIG)
+    params = first_weights(CONFIG)
     moments, spent, stack = first_moments(params), {}, []
 
     def timed(name, function):

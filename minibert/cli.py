@@ -31,7 +31,7 @@ from .compare import compare_with_hf, comparison_table
 from .core import Count, Positive, check_fields, keep_freed_memory
 from .finetune_runs import FinetuneConfig, resume_finetuning
 from .heads import fill_mask, next_sentence
-from .pairs import read_objectives
+from .pairs_parts import read_objectives
 from .parallel import join_processes
 from .recipe import (
     BACKENDS, RECIPES, PretrainOptions, as_yaml, read_options, unmade)

@@ -275,6 +275,12 @@ def _outcomes_or_error(exercise, answer):
     except Exception as error: return _Raised(error)
 
 
+def _of(arguments: tuple) -> str:
+    "The arguments of a call in brackets, where they are short."
+    if any(hasattr(a, "shape") for a in arguments) or len(repr(arguments)) > 60: return ""
+    return f" ({', '.join(map(repr, arguments))})"
+
+
 def _apart(got, wanted, within, after: bool) -> str:
     "The first difference between two lists of outcomes; `after`: of arguments too."
     if isinstance(wanted, _Raised) or isinstance(got, _Raised):
@@ -282,7 +288,8 @@ def _apart(got, wanted, within, after: bool) -> str:
         return "" if same else "One raises and the other does not."
     for n, ((a, left), (b, kept)) in enumerate(zip(got, wanted)):
         said = difference(a, b, within) or after and _changed(left, kept)
-        if said: return said if len(wanted) == 1 else f"Call {n + 1} of {len(wanted)}: {said}"
+        if said and len(wanted) > 1: return f"Call {n + 1} of {len(wanted)}{_of(kept)}: {said}"
+        if said: return said
     return ""
 
 
@@ -411,12 +418,14 @@ def _judge_value(exercise: Exercise, answer: Any, say: Callable) -> Verdict:
     got, wanted = _plain(answer), _plain(truth)
     if _kind(got) != _kind(wanted) or isinstance(got, bool) != isinstance(wanted, bool):
         kind = "True or False" if isinstance(wanted, bool) else _named(_kind(wanted))
+        if kind == "a list": kind += f" or a tuple of {len(wanted)}"
         return say("wrong", f"{short(answer)} is not what is asked for: give {kind}.")
     if _kind(got) == "list" and len(got) != len(wanted):
         return say("wrong", f"{short(answer)} has {len(got)} items: {len(wanted)} are "
                             "asked for.")
     if _kind(got) == "number" and not isinstance(got, bool):
-        return say("wrong", f"{got:g} is too {'large' if got > wanted else 'small'}."
+        told = f"{got:,}" if isinstance(got, int) else f"{got:.6g}"
+        return say("wrong", f"{told} is too {'large' if got > wanted else 'small'}."
                    if got == got else "nan is no number.")
     return say("wrong", f"{short(answer)} is not it.")
 

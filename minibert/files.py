@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +22,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from .config import read_config
+from .config_files import read_config
 from .core import write_whole
 from .families import (
-    Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
+    Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 
 # %% auto #0
-__all__ = ['read_sizes', 'read_kind', 'empty_model', 'read_tensors', 'find_checkpoint', 'read_all', 'their_state', 'write_model',
-           'build_model', 'read_weights']
+__all__ = ['read_sizes', 'read_kind', 'empty_model', 'read_tensors', 'find_checkpoint', 'read_all', 'checked_state',
+           'their_state', 'write_model', 'build_model', 'read_weights', 'whole_folder']
 
 # %% ../nbs/appendix/files.ipynb #c1f0a009
 def read_sizes(
@@ -139,6 +145,96 @@ def read_all(folder: Path, family: Family) -> dict[str, Tensor]:
     if family.beside and (folder / _SIDE).is_file(): state |= _read_file(folder / _SIDE)
     return state
 
+# %% ../nbs/appendix/files.ipynb #a924ea16
+def _canonical(name: str, base: str, roots: set[str]) -> str:
+    "A name as it is written today."
+    name = re.sub(r"LayerNorm[.]gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"LayerNorm[.]beta$", "LayerNorm.bias", name)
+    return base + name if name.split(".")[0] in roots else name
+
+# %% ../nbs/appendix/files.ipynb #7a1cb7f9
+def _tidy(state: dict[str, Tensor], family: Family, wanted: set[str]) -> dict[str, Tensor]:
+    "The tensors under today's names, each once; ValueError if two claim one name."
+    base = family.base
+    roots = {name.removeprefix(base).split(".")[0] for name in wanted
+             if base and name.startswith(base)}
+    tidy = {}
+    for name, tensor in state.items():
+        if name.endswith(family.ignored): continue
+        full = _canonical(name, base, roots)
+        if full in tidy:
+            raise ValueError(f"The checkpoint holds {full} under two names: keep one.")
+        tidy[full] = tensor
+    for copy, first in family.tied.items():
+        if copy not in tidy: continue
+        tensor = tidy.pop(copy)
+        if not torch.equal(tidy.setdefault(first, tensor), tensor):
+            raise ValueError(f"The checkpoint's {copy} differs from its {first}: this "
+                             "model ties them, so give a checkpoint that does too.")
+    return tidy
+
+# %% ../nbs/appendix/files.ipynb #6bdec0dd
+def _few(names: list[str]) -> str:
+    "Up to three names, and how many more there are."
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(sorted(names)[:3]) + more
+
+
+def _missing_parts(state, table: dict[str, str], family: Family) -> list[str]:
+    "Our names of the optional parts that a checkpoint lacks; another lack is refused."
+    wanted = set(table.values())
+    lost = [name for name in state if name not in wanted and name.startswith(family.base)]
+    if lost:
+        raise ValueError(f"The checkpoint holds {_few(lost)}, for which its config has "
+                         "no place: give the config.json that belongs to it.")
+    absent = {ours: theirs for ours, theirs in table.items() if theirs not in state}
+    parts = {part: [ours for ours in table if ours.startswith(part)]
+             for part in family.optional}
+    fresh = [part for part, names in parts.items() if absent.keys() >= set(names)]
+    if lost := [theirs for ours, theirs in absent.items()
+                if not ours.startswith(tuple(fresh))]:
+        raise ValueError(f"The checkpoint lacks {_few(lost)}: give a whole checkpoint "
+                         "of this model, and the config.json that belongs to it.")
+    return fresh
+
+# %% ../nbs/appendix/files.ipynb #4351f264
+def _check_shapes(state, entries: list[Entry], own: dict[str, Tensor], config: Any) -> None:
+    "Refuse a tensor that isn't floats of the shape that the config asks for."
+    for entry in entries:
+        if entry.theirs not in state: continue
+        given, right = state[entry.theirs], into_theirs(entry, own, config)
+        if given.shape != right.shape or not given.is_floating_point():
+            raise ValueError(
+                f"{entry.theirs} is {tuple(given.shape)} of {given.dtype}, and the config "
+                f"asks for floats of {tuple(right.shape)}: give this file's own config."
+            )
+
+# %% ../nbs/appendix/files.ipynb #346cc592
+def _notice(state, wanted: set[str], missing: list[str]) -> None:
+    "Say what is ignored, and what starts fresh."
+    if foreign := [name for name in state if name not in wanted]:
+        warnings.warn(f"The checkpoint's {_few(foreign)} belongs to no part of this "
+                      "model and is ignored.", stacklevel=4)
+    if missing:
+        warnings.warn(f"The checkpoint has no {', '.join(missing)}: what is missing "
+                      "starts fresh and must be trained before use.", stacklevel=4)
+
+# %% ../nbs/appendix/files.ipynb #fd2d2bb4
+def checked_state(
+    state: dict[str, Tensor],  # theirs, as a file holds them
+    family: Family,
+    config: Any,
+    own: dict[str, Tensor],  # our names and shapes; the numbers are not read
+) -> tuple[dict[str, Tensor], list[str]]:  # today's names, each once; our parts it lacks
+    "A state dict of theirs, after all checks; ValueError where something does not fit."
+    entries = unroll(family.table, own)
+    table = {ours: entry.theirs for entry in entries for ours in entry.ours}
+    state = _tidy(state, family, set(table.values()))
+    fresh = _missing_parts(state, table, family)
+    _check_shapes(state, entries, own, config)
+    _notice(state, set(table.values()), [family.optional[part] for part in fresh])
+    return state, fresh
+
 # %% ../nbs/appendix/files.ipynb #c1f0a011
 def their_state(
     model: nn.Module,  # of any family
@@ -184,3 +280,20 @@ def read_weights(
     for entry in unroll(family.table, own):
         given |= into_ours(entry, state[entry.theirs], own, model.config)
     return given
+
+# %% ../nbs/appendix/files.ipynb #d5462775
+@contextmanager
+def whole_folder(folder: str | Path) -> Iterator[Path]:  # the folder to write to
+    "A folder beside, whose files move to `folder` if all goes well, and vanish if not."
+    folder = Path(folder).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: give a folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    aside.mkdir()
+    try:
+        yield aside
+        if not folder.exists(): os.replace(aside, folder)
+        else:
+            for file in sorted(aside.iterdir()): os.replace(file, folder / file.name)
+    finally: shutil.rmtree(aside, ignore_errors=True)

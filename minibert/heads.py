@@ -100,14 +100,15 @@ class BertForPreTraining(nn.Module):
         hidden, losses = out.last_hidden_state, {}
         if labels is not None: hidden = hidden[labels != -100]
         logits = self.mlm_head(hidden, self.word_embeddings)
-        verdict = self.nsp_head(out.pooler_output)
+        pair_logits = self.nsp_head(out.pooler_output)
         if labels is not None:
             losses["mlm"] = mean_loss("labels", logits, labels[labels != -100])
         if next_sentence_label is not None:
-            losses["nsp"] = mean_loss("next_sentence_label", verdict, next_sentence_label)
+            losses["nsp"] = mean_loss(
+                "next_sentence_label", pair_logits, next_sentence_label)
         loss = sum(losses.values()) if losses else None
         seen = out.hidden_states, out.attentions
-        return PreTrainingOutput(loss, logits, verdict, losses, *seen)
+        return PreTrainingOutput(loss, logits, pair_logits, losses, *seen)
 
 # %% ../nbs/07_heads.ipynb #26869555
 def fill_mask(

@@ -18,7 +18,7 @@ from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate_pretraining
 from .heads import BertForPreTraining, fill_mask, next_sentence
-from .pairs import read_objectives
+from .pairs_parts import read_objectives
 from .parallel import join_processes
 from .recipe import PretrainOptions
 from .runs import Run, open_run, ruler, seconds_a_step, training_config

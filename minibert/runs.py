@@ -142,7 +142,7 @@ def check_backend(options: PretrainOptions) -> None:
 # %% ../nbs/appendix/runs.ipynb #4edf4ff9
 def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
     "The model's weights as the NumPy BERT holds them, copied."
-    from minibert.numpy_bert.layers import from_state_dict
+    from minibert.numpy_bert.weights import from_state_dict
     return from_state_dict(to_hf(model), model.config)
 
 # %% ../nbs/appendix/runs.ipynb #f050d4ea

@@ -50,9 +50,9 @@ def lay_out(parts: list[list], cls, sep) -> list:
 def pad_rows(
     rows: list[dict[str, list]],  # encodings
     pad_id: int,
-    length: int = 0,  # at least; the longest row decides where it is longer
+    length: int = 0,  # the least length; a longer row raises it
 ) -> list[dict[str, list]]:
-    "The encodings with [PAD] up to one length, which the attention mask marks 0."
+    "The encodings filled up with [PAD] to one length; the attention mask is 0 there."
     filler = dict(input_ids=pad_id, token_type_ids=0, attention_mask=0,
                   offset_mapping=(0, 0))
     length = max(length, *(len(row["input_ids"]) for row in rows))
@@ -61,7 +61,7 @@ def pad_rows(
 
 # %% ../nbs/02_tokenizer.ipynb #25a87793
 def _read_chunk(tokenizer: WordPieceTokenizer, chunk: str) -> tuple[int, ...]:
-    "The ids of what stands between two spaces."
+    "The ids of a chunk, the text between two spaces."
     if chunk.isascii() and chunk.isalnum():  # nothing to clean but its case
         word = chunk.lower() if tokenizer.clean.lowercase else chunk
         return tuple(tokenizer.match(word))
@@ -80,7 +80,7 @@ def _encode(
     truncation: str | bool = "longest_first",
     return_offsets: bool = False,
 ) -> dict[str, list]:  # rows of S values
-    "One BERT input: ids, segments, mask, on request each token's place in its text."
+    "One BERT input: ids, token types, mask, and each token's place if asked for."
     parts = [tokenizer.ids(text) for text in texts]
     keep = keep_lengths(parts, max_length, truncation)
     parts = [part[:n] for part, n in zip(parts, keep)]

@@ -5,9 +5,6 @@
 # %% ../nbs/13_weights.ipynb #9907069e
 from __future__ import annotations
 
-import os
-import re
-import shutil
 import warnings
 from functools import reduce
 from pathlib import Path
@@ -16,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .families import Family, family_of, find_family, into_ours, into_theirs, unroll
+from .families import family_of, find_family, into_ours, unroll
 from .files import (
-    empty_model, find_checkpoint, read_all, read_kind, read_sizes, their_state, write_model)
+    checked_state, empty_model, find_checkpoint, read_all, read_kind, read_sizes,
+    their_state, whole_folder, write_model)
 from .model import initialise_
 from .tokenizer import WordPieceTokenizer
 
@@ -35,75 +33,6 @@ def name_table(
     entries = unroll(family.table, empty_model(family, config).state_dict())
     return {ours: entry.theirs for entry in entries for ours in entry.ours}
 
-# %% ../nbs/13_weights.ipynb #a924ea16
-def _canonical(name: str, base: str, roots: set[str]) -> str:
-    name = re.sub(r"LayerNorm[.]gamma$", "LayerNorm.weight", name)
-    name = re.sub(r"LayerNorm[.]beta$", "LayerNorm.bias", name)
-    return base + name if name.split(".")[0] in roots else name
-
-# %% ../nbs/13_weights.ipynb #7a1cb7f9
-def _tidy(state: dict[str, Tensor], family: Family, wanted: set[str]) -> dict[str, Tensor]:
-    base = family.base
-    roots = {name.removeprefix(base).split(".")[0] for name in wanted
-             if base and name.startswith(base)}
-    tidy = {}
-    for name, tensor in state.items():
-        if name.endswith(family.ignored): continue
-        full = _canonical(name, base, roots)
-        if full in tidy:
-            raise ValueError(f"The checkpoint holds {full} under two names: keep one.")
-        tidy[full] = tensor
-    for copy, first in family.tied.items():
-        if copy not in tidy: continue
-        tensor = tidy.pop(copy)
-        if not torch.equal(tidy.setdefault(first, tensor), tensor):
-            raise ValueError(f"The checkpoint's {copy} differs from its {first}: this "
-                             "model ties them, so give a checkpoint that does too.")
-    return tidy
-
-# %% ../nbs/13_weights.ipynb #6bdec0dd
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(sorted(names)[:3]) + more
-
-
-def _missing_parts(state, table: dict[str, str], family: Family) -> list[str]:
-    "Our names of the optional parts that a checkpoint lacks; another lack is refused."
-    wanted = set(table.values())
-    lost = [name for name in state if name not in wanted and name.startswith(family.base)]
-    if lost:
-        raise ValueError(f"The checkpoint holds {_few(lost)}, for which its config has "
-                         "no place: give the config.json that belongs to it.")
-    absent = {ours: theirs for ours, theirs in table.items() if theirs not in state}
-    parts = {part: [ours for ours in table if ours.startswith(part)]
-             for part in family.optional}
-    fresh = [part for part, names in parts.items() if absent.keys() >= set(names)]
-    if lost := [theirs for ours, theirs in absent.items()
-                if not ours.startswith(tuple(fresh))]:
-        raise ValueError(f"The checkpoint lacks {_few(lost)}: give a whole checkpoint "
-                         "of this model, and the config.json that belongs to it.")
-    return fresh
-
-# %% ../nbs/13_weights.ipynb #4351f264
-def _check_shapes(state, entries: list, own: dict[str, Tensor], config: Any) -> None:
-    for entry in entries:
-        if entry.theirs not in state: continue
-        given, right = state[entry.theirs], into_theirs(entry, own, config)
-        if given.shape != right.shape or not given.is_floating_point():
-            raise ValueError(
-                f"{entry.theirs} is {tuple(given.shape)} of {given.dtype}, and the config "
-                f"asks for floats of {tuple(right.shape)}: give this file's own config."
-            )
-
-# %% ../nbs/13_weights.ipynb #346cc592
-def _notice(state, wanted: set[str], missing: list[str]) -> None:
-    if foreign := [name for name in state if name not in wanted]:
-        warnings.warn(f"The checkpoint's {_few(foreign)} belongs to no part of this "
-                      "model and is ignored.", stacklevel=3)
-    if missing:
-        warnings.warn(f"The checkpoint has no {', '.join(missing)}: what is missing "
-                      "starts fresh and must be trained before use.", stacklevel=3)
-
 # %% ../nbs/13_weights.ipynb #3520b239
 def from_hf(
     state,  # a model of theirs, or a state dict in their names
@@ -118,19 +47,15 @@ def from_hf(
         config = read_sizes(state.config.to_dict(), architecture)
         state = state.state_dict()
     _, family = find_family(config.model_type, architecture)
-    own = empty_model(family, config).state_dict()
-    entries = unroll(family.table, own)
-    table = {ours: entry.theirs for entry in entries for ours in entry.ours}
-    state = _tidy(state, family, set(table.values()))
-    fresh = _missing_parts(state, table, family)
-    _check_shapes(state, entries, own, config)
-    _notice(state, set(table.values()), [family.optional[part] for part in fresh])
+    model = empty_model(family, config)
+    own = model.state_dict()
+    state, fresh = checked_state(state, family, config, own)
     given = {}
-    for entry in entries:
+    for entry in unroll(family.table, own):
         if (tensor := state.get(entry.theirs)) is not None:
             given |= into_ours(entry, tensor, own, config)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in given.values()))
-    model = empty_model(family, config).to(dtype).to_empty(device="cpu")
+    model = model.to(dtype).to_empty(device="cpu")
     seed = torch.Generator().manual_seed(0)
     for part in fresh:
         initialise_(model.get_submodule(part), config.initializer_range, seed)
@@ -155,7 +80,7 @@ def load_pretrained(
     except ValueError as problem:
         raise ValueError(f"{name_or_folder} was not loaded. {problem}") from None
 
-
+# %% ../nbs/13_weights.ipynb #e7958ae4
 def load_encoder(name_or_folder: str | Path, **where) -> nn.Module:  # a BertModel
     "The encoder of a checkpoint, whatever heads stand on it; ValueError without one."
     with warnings.catch_warnings():
@@ -181,16 +106,6 @@ def save_pretrained(
     folder: str | Path,
 ) -> None:
     "Write a checkpoint that Hugging Face opens; what fails leaves what was there."
-    folder = Path(folder).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file: give a folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    aside.mkdir()
-    try:
+    with whole_folder(folder) as aside:
         write_model(model, aside)
         if tokenizer is not None: tokenizer.save_pretrained(aside)
-        if not folder.exists(): os.replace(aside, folder)
-        else:
-            for file in sorted(aside.iterdir()): os.replace(file, folder / file.name)
-    finally: shutil.rmtree(aside, ignore_errors=True)

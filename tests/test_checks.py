@@ -1,4 +1,5 @@
 """The exercises: untouched they pass nothing and fail nothing, right answers pass, and no progress is lost."""
+import __future__
 import ast
 import json
 import os
@@ -14,8 +15,10 @@ import pytest
 
 from conftest import ROOT
 from minibert import checks
-from minibert.exercises import is_stub, judge, truth_of, wrong_answers
+from minibert.core import seeded
+from minibert.exercises import difference, is_stub, judge, outcomes, source_of, truth_of, wrong_answers
 
+FUTURE = __future__.annotations.compiler_flag
 CHAPTERS = checks.chapters()
 EXERCISES = [exercise for chapter in CHAPTERS for exercise in checks.exercises(chapter).values()]
 by_id = pytest.mark.parametrize("exercise", EXERCISES, ids=[exercise.id for exercise in EXERCISES])
@@ -156,3 +159,67 @@ def test_progress_moves_with_its_file(tmp_path, monkeypatch):
 def test_checks_import_no_torch():
     code = "import sys, minibert.checks; assert not {'torch', 'transformers', 'IPython'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | dict(PYTHONPATH=str(ROOT)))
+
+
+SWAPS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.MatMult: ast.Mult, ast.FloorDiv: ast.Mult,
+         ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+         ast.And: ast.Or, ast.Or: ast.And, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd}
+
+
+def slips(function):
+    "Versions of a function with one slip each: another operator, a number one higher, an argument or a statement left out."
+    source = source_of(function)
+
+    def changed(change, number):
+        tree = ast.parse(source)
+        place = [node for node in ast.walk(tree)][number]
+        if not change(place): return None
+        made = {}
+        try: exec(compile(ast.fix_missing_locations(tree), "<slip>", "exec", flags=FUTURE), function.__globals__, made)
+        except SyntaxError: return None
+        return made.get(function.__name__)
+
+    def operator(node):
+        if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPS:
+            node.op = SWAPS[type(node.op)]()
+            return True
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+            node.ops[0] = SWAPS[type(node.ops[0])]()
+            return True
+
+    def constant(node):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            node.value += 1
+            return True
+
+    def keyword(node):
+        if isinstance(node, ast.Call) and node.keywords: return bool(node.keywords.pop())
+
+    def statement(node):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and isinstance(node, ast.FunctionDef | ast.For | ast.If) and len(body) > 1:
+            return bool(body.pop(-2))
+
+    for number in range(len(list(ast.walk(ast.parse(source))))):
+        for change in (operator, constant, keyword, statement):
+            if slip := changed(change, number): yield slip
+
+
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if e.probes and not e.free], ids=lambda e: e.id)
+def test_name_of_a_mistake_holds_on_other_inputs(exercise, monkeypatch):
+    "Slips that nobody listed: what is called right is right on fresh probes, and what gets a name is that mistake there too."
+    module = sys.modules[f"minibert.checks.c{exercise.id[:2]}"]
+    verdicts = [(slip, judge(exercise, slip)) for slip in slips(exercise.reference)]
+    assert len(verdicts) >= 2 and not all(verdict for _, verdict in verdicts)
+    known = wrong_answers(exercise)
+    if hasattr(module, "seeded"): monkeypatch.setattr(module, "seeded", lambda *words: seeded(*words, 99))
+    for slip, verdict in verdicts:
+        if verdict.outcome == "error" or not verdict and verdict.mistake is None: continue
+        other = exercise.reference if verdict else known[verdict.mistake]
+        both = []
+        for answer in (slip, other):
+            try: both.append(outcomes(exercise, answer))
+            except Exception as problem: both.append(type(problem).__name__)
+        same = both[0] == both[1] if str in map(type, both) else not any(
+            difference(a, b, 1e-9) for (a, _), (b, _) in zip(*both))
+        assert same, f"{verdict} is said of a mistake that it is not"

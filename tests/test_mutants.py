@@ -20,7 +20,7 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "80/10/10 of all tokens": "masking: 80/10/10 of all tokens",
     "0.1 instead of half of the rest": "masking: a tenth of the rest instead of half",
     "NSP labels flipped": "pairs: NSP labels flipped",
-    "negatives that are positives": "pairs: negatives that are positives",
+    "negatives that are positives": "pairs_parts: negatives that are positives",
     "a blank line after each sentence": "documents: a document for each line",
     "eps 1e-5": "parts: eps 1e-5",
     "tanh GELU": "parts: tanh GELU for the exact one",

@@ -17,11 +17,11 @@ from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers, model
-from minibert.numpy_bert.layers import (
-    encode, first_weights, forward, from_state_dict, load_weights, parameter_shapes, save_weights)
+from minibert.numpy_bert.layers import encode, forward
 from minibert.numpy_bert.model import backward
 from minibert.numpy_bert.training import (
     adamw_, as_arrays, clip_, evaluate_numpy, first_moments, gradients, memory_budget, pretrain_numpy, update_)
+from minibert.numpy_bert.weights import first_weights, from_state_dict, load_weights, parameter_shapes, save_weights
 from minibert.pairs import PairSampler
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.recipe import TrainingConfig

@@ -139,7 +139,7 @@ def test_a_stand_in_is_as_long_as_the_b_it_replaces(sizes, monkeypatch):
     documents = [rng.integers(4, 15, 8 if sizes == "short" else 300).tolist() for _ in range(600 if sizes == "short" else 20)]
     corpus = corpus_of(documents)
     drawn = draw(corpus, 5000, 64, 0.1, seeded(4))
-    monkeypatch.setattr("minibert.pairs.draw_elsewhere", lambda places, wanted, room, generator: (0, wanted.b))
+    monkeypatch.setattr("minibert.pairs.draw_elsewhere", lambda places, wanted, generator: (0, wanted.b))
     true = draw(corpus, 5000, 64, 0.1, seeded(4))
     assert np.array_equal(drawn.is_random, true.is_random)
     agree = (drawn.a_length == true.a_length) & (drawn.b_length == true.b_length)

@@ -14,9 +14,9 @@ from ..tokenizer import match_pieces
 __all__ = ['RIGHT', 'FIRST', 'BROKEN']
 
 # %% ../../nbs/answers/02_tokenizer.ipynb #df236b19
-_HEADS = {"[UNK]": 1, "a": 2, "ab": 3, "play": 4, "pl": 5, "b": 6, "un": 7}
+_HEADS = {"[UNK]": 1, "a": 0, "ab": 3, "play": 4, "pl": 5, "b": 6, "un": 7}
 _TAILS = {"b": 10, "bc": 11, "c": 12, "ay": 13, "ed": 14, "yed": 15, "er": 16, "s": 17,
-          "ers": 18, "a": 19, "un": 20}
+          "ers": 18, "a": 19, "un": 20, "lays": 21}
 
 
 def _probes_1():
@@ -47,6 +47,19 @@ def _match_the_rest_first(word, heads, tails):
     return None
 
 
+def _match_and_go_back(word, heads, tails):
+    if not word: return []
+    for start in range(len(word)):
+        piece = (tails if start else heads).get(word[start:])
+        before = _match_and_go_back(word[:start], heads, tails)
+        if piece is not None and before is not None: return [*before, piece]
+    return None
+
+
+def _match_or_empty(word, heads, tails):
+    return _match_from_the_right(word, heads, tails) or []
+
+
 RIGHT = Exercise(
     "02.1", "complete", "match from the right",
     reference=_match_from_the_right, variants=(_match_the_rest_first,), probes=_probes_1,
@@ -66,6 +79,22 @@ RIGHT = Exercise(
                       "found.append(pieces[word[start:end]])")),
         Wrong("This is the match from the left: begin at the end of the word, with a piece "
               "that ends there.", answer=match_pieces),
+        Wrong("A piece whose id is 0 is lost in yours, because 0 counts as false: ask whether "
+              "the piece is in the dictionary, or whether its id `is not None`.",
+              change=("if word[start:end] in pieces", "if pieces.get(word[start:end])")),
+        Wrong("Where the longest piece leads nowhere, you go back and try a shorter one. "
+              "Greedy matching never goes back: return None.", answer=_match_and_go_back),
+        Wrong("You look every piece up in both dictionaries: a piece at the start of the "
+              "word comes from `heads` alone, every other piece from `tails` alone.",
+              change=("tails if start else heads", "{**heads, **tails}")),
+        Wrong("At the start of the word you look in `tails` first: a piece that begins the "
+              "word comes from `heads` alone.",
+              change=("tails if start else heads", "tails if start else {**heads, **tails}")),
+        Wrong("Where a piece is missing, you return the pieces found so far. One missing "
+              "piece makes the whole word unknown: return None.",
+              change=("else: return None", "else: return found")),
+        Wrong("Where a piece is missing, you return an empty list: return None.",
+              answer=_match_or_empty),
     ),
     properties=(
         ("A word that is one whole piece must come out as that piece.",
@@ -137,6 +166,8 @@ def _probes_3():
     yield [C, "a", "b", S, "c", S], [0, 0, 0, 1, 1, 1]  # type 1 on the first [SEP]
     yield [C, "a", "b", S, "c", S], [0, 0, 0, 0, 0, 0]
     yield ["x", "a", "b", S, "c", S], [0, 0, 0, 0, 1, 1]  # no [CLS]
+    yield ["x", C, "a", S, "c", S], [0, 0, 0, 0, 1, 1]  # [CLS] comes second
+    yield [C, "a", S, "b", S, "c"], [0, 0, 0, 1, 1, 1]  # a token after the last [SEP]
     yield [C, "a", S, "b", S, "c", S], [0, 0, 0, 1, 1, 1, 1]  # three [SEP]
     yield [C, "a", "b", S, "c", S], [0, 0, 0, 0, 1]  # a type is missing
     yield [C, "a", "b", "c", S], [0, 0, 0, 0, 0]  # the second text is missing
@@ -169,6 +200,10 @@ BROKEN = Exercise(
                       "return first > 0")),
         Wrong("Your check does not ask for [CLS] at the start.",
               change=('tokens[0] != "[CLS]" or ', "")),
+        Wrong("Your check asks for [CLS] anywhere: it must be the first token.",
+              change=('tokens[0] != "[CLS]"', '"[CLS]" not in tokens')),
+        Wrong("Your check counts the [SEP], but lets a token stand after the last one.",
+              change=(' or tokens[-1] != "[SEP]"', "")),
         Wrong("You look at which types occur, and not at where they change.",
               change=("types == [0] * first + [1] * (len(tokens) - first)",
                       "set(types) == {0, 1} and len(types) == len(tokens)")),

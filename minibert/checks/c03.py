@@ -44,6 +44,11 @@ def _one_boundary(input_ids, sep_id):
     return (torch.arange(input_ids.shape[1]) >= first).long().expand(len(input_ids), -1)
 
 
+def _from_the_end(input_ids, sep_id):
+    left = (input_ids == sep_id).flip(1).cumsum(1).flip(1)  # how many [SEP] are still to come
+    return (left == 1).long()
+
+
 TOKEN_TYPES = Exercise(
     "03.1", "complete", "token types",
     reference=_token_types, variants=(_token_types_by_first,), probes=_probes_1,
@@ -63,6 +68,8 @@ TOKEN_TYPES = Exercise(
               "outside of it: count from 0.", change=("return before", "return 1 + before")),
         Wrong("You looked for the [SEP] of one row and used its position for all rows. Each "
               "row has its own: compare the whole batch with sep_id.", answer=_one_boundary),
+        Wrong("Pairs are right, but a row that holds only one text is all 1 in yours: it "
+              "should be all 0. Count the [SEP] from the beginning.", answer=_from_the_end),
     ),
     hints=(
         "How many [SEP] stand before a token of the first text, and how many before a token "
@@ -76,7 +83,7 @@ TOKEN_TYPES = Exercise(
 # %% ../../nbs/answers/03_embeddings.ipynb #3c0e700b
 LOUDER = Exercise(
     "03.2", "predict", "louder words",
-    reference=1 / 102, within=2.5e-4,
+    reference=1 / 102, within=2e-3,
     wrong=(
         Wrong("That's the cosine for three parts of equal length. The words are ten times as "
               "long now, so what two tokens share is a smaller part of the whole.",
@@ -89,6 +96,10 @@ LOUDER = Exercise(
               "divide the squared length of the shared part by that of the sum.", answer=0),
         Wrong("That's the share of the word and the position. Two different words in "
               "different places share neither of them.", answer=101 / 102),
+        Wrong("Nearly: the squared length of the sum is more than the 100 of the word. The "
+              "position and the segment add 1 each.", answer=1 / 100),
+        Wrong("Nearly: the sum has three parts, and you counted two. Add up the squared "
+              "lengths of the word, the position and the segment.", answer=1 / 101),
     ),
     hints=(
         "For parts at right angles, what is the squared length of their sum?",
@@ -173,9 +184,10 @@ SABOTAGE = Exercise(
               "change something that only a second text reads.", answer=_other_eps),
         Wrong("Every text has positions, so single texts notice: change something that only "
               "a second text reads.", answer=_positions_from_1),
-        Wrong("Pairs come out as before. No text here reads the row of [PAD], and if you add "
-              "one number to a whole row, LayerNorm takes it out again: change what a second "
-              "text reads in another way.", answer=_padding_cleared),
+        Wrong("Pairs come out as before. Change the module itself, not a copy, and change "
+              "numbers that a second text reads. No text here reads the row of [PAD], and if "
+              "you add one number to a whole row, LayerNorm takes it out again.",
+              answer=_padding_cleared),
     ),
     hints=(
         "Which row of which table does a single text never read?",

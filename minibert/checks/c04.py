@@ -59,6 +59,11 @@ ONE_QUERY = Exercise(
               "its place.", change=("scores / t", "scores / t / len(q)**0.5")),
         Wrong("You return the mean alone: return the mean and the probs.",
               change=("return probs @ v, probs", "return probs @ v")),
+        Wrong("You return the probs first: return the mean, then the probs.",
+              change=("return probs @ v, probs", "return probs, probs @ v")),
+        Wrong("You divide by S once more: the probs already sum to 1, so the weighted values "
+              "need only be added up.",
+              change=("return probs @ v, probs", "return probs @ v / len(v), probs")),
     ),
     properties=(("The probs must sum to 1 over the S keys.",
                  lambda answer: abs(answer(*next(_probes_1()))[1].sum() - 1) < 1e-9),),
@@ -134,14 +139,17 @@ def _leaves_someone(answer):
     return all(bool((answer(S) == 0).any(-1).all()) for S in (2, 5, 7))
 
 
-def _notices_order(answer):
-    "Does a shuffle of the tokens change more than the order of the results?"
-    for S in (2, 5, 7):
+def _notices_order(answer, sizes=(5, 7)):
+    "Does some shuffle of the tokens change more than the order of the results?"
+    for S in sizes:
         g = seeded(4, 3, S)
         q, k, v = torch.randn(3, S, 6, generator=g, dtype=torch.float64)
-        order, mask = torch.arange(S).roll(1), answer(S)
-        shuffled = attend(q[order], k[order], v[order], mask)[0]
-        if (shuffled - attend(q, k, v, mask)[0][order]).abs().max() < 1e-6: return False
+        mask, apart = answer(S), 0.0
+        for order in (torch.arange(S).roll(1), torch.tensor([1, 0, *range(2, S)])):
+            shuffled = attend(q[order], k[order], v[order], mask)[0]
+            gap = (shuffled - attend(q, k, v, mask)[0][order]).abs().max()
+            apart = max(apart, gap.item())
+        if apart < 1e-6: return False
     return True
 
 
@@ -166,12 +174,15 @@ ORDER_MASK = Exercise(
               answer=lambda S: torch.ones(S, S, dtype=torch.bool).tril()),
     ),
     properties=(
-        ("Return a mask (S, S) in float64 that holds nothing but 0 and very low numbers.",
+        ("Return a mask (S, S) in float64 that holds nothing but 0 and the lowest number.",
          _adds_to_scores),
         ("Every token has to keep at least one token to look at: a 0 in each row.",
          _leaves_someone),
         ("Attention with your mask is still blind to the order: shuffled tokens give "
          "the same results, shuffled.", _notices_order),
+        ("Your mask works for longer texts, but with S = 2 it treats both tokens alike: let "
+         "the first of them see less than the second, or more.",
+         lambda answer: _notices_order(answer, (2,))),
     ),
     hints=(
         "Whom may a token look at in a model that writes from left to right?",

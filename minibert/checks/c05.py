@@ -163,7 +163,8 @@ HIDDEN = Exercise(
     ),
     wrong=(
         Wrong("Nothing changes, with any weights. If you changed dropout: in eval() it does "
-              "nothing. Change something that computes.", answer=_dropout),
+              "nothing. If you dropped the keys' bias: it adds the same to every score of "
+              "a row, which the softmax ignores. Look for another parameter.", answer=_dropout),
         Wrong("PyTorch's epsilon shows with any weights: it changes the result by about "
               "1e-5. Look for a parameter that does nothing at the start.",
               answer=_eps),

@@ -67,7 +67,7 @@ MEAN = Exercise(
     ),
     hints=(
         "How many words does the sum have, and is that number the same for each text?",
-        "Reread [the section](06_model.ipynb#BERT-in-ten-lines), and think of the shape that "
+        "Reread [the section](06_model.ipynb#BERT-in-seven-lines), and think of the shape that "
         "the mask needs to be multiplied with the states: (B, S, 1).",
         """a skeleton:
         def mean_pool(states, attention_mask):
@@ -104,6 +104,8 @@ GROWTH = Exercise(
               "become wider.", answer=(393_216, -12 * 2 * 768**2)),
         Wrong("The second number is the first's: heads change nothing. Which of the two "
               "changes adds rows to a table?", answer=(0, 393_216)),
+        Wrong("The table of positions has a row for each position, and its rows are "
+              "parameters: it does grow.", answer=(0, 0)),
     ),
     hints=(
         "Which parameter has a row for each position? Which one has a row for each head?",

@@ -81,7 +81,7 @@ def _first_loss(): return math.log(21_128) + math.log(2)
 
 FIRST_LOSS = Exercise(
     "07.2", "predict", "the first loss",
-    reference=_first_loss, within=0.01,
+    reference=_first_loss, within=0.005,
     wrong=(
         Wrong("This is ln V, the loss of the masked language model alone. The other head "
               "has a loss too: which, if both answers are equally likely?",
@@ -92,6 +92,8 @@ FIRST_LOSS = Exercise(
               "the natural logarithm.", answer=math.log2(21_128) + 1),
         Wrong("This is ln V + 1. A head that guesses between two answers gives each a half: "
               "what is minus the logarithm of that?", answer=math.log(21_128) + 1),
+        Wrong("This is the first loss for the 30,522 pieces of the English BERT. The Chinese "
+              "one has 21,128.", answer=math.log(30_522) + math.log(2)),
     ),
     hints=(
         "A model that knows nothing: which probability does it give to each of V words, and "

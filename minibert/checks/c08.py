@@ -40,6 +40,18 @@ def _choose_exactly_slowly(maskable, number):
     return chosen
 
 
+def _largest(maskable, number): return _choose_exactly(maskable, 1 - number)
+
+
+def _below(maskable, number): return (number < 0.15) & maskable
+
+
+def _up_to(maskable, number):
+    wanted = (0.15 * maskable.sum(1, keepdim=True)).round().clamp(1, 20).long()
+    ordered = number.masked_fill(~maskable, 2.0).sort(1).values
+    return number <= ordered.gather(1, wanted - 1)
+
+
 EXACTLY = Exercise(
     "08.1", "complete", "a fixed number of tokens",
     reference=_choose_exactly, variants=(_choose_exactly_slowly,), probes=_probes_1,
@@ -57,6 +69,15 @@ EXACTLY = Exercise(
         Wrong("`argsort` says which position comes first, second and so on. You need the "
               "rank of each position: take the argsort of the argsort.",
               change=("number.argsort(1).argsort(1)", "number.argsort(1)")),
+        Wrong("You round down: `round` goes to the nearest whole number.",
+              change=(".round()", ".floor()")),
+        Wrong("You chose the tokens with the largest numbers: take the smallest.",
+              answer=_largest),
+        Wrong("You compare with 0.15, so the count of chosen tokens is left to chance. Find "
+              "out how many a row chooses, and take that many of its smallest numbers.",
+              answer=_below),
+        Wrong("The limit of each row is right, but you compare every position with it, also "
+              "those that aren't maskable: leave them out.", answer=_up_to),
         Wrong("All your rows choose the same number of tokens. Each row has its own length: "
               "count with sum(1, keepdim=True).",
               change=("maskable.sum(1, keepdim=True)", "maskable.sum() / len(maskable)")),
@@ -74,7 +95,7 @@ EXACTLY = Exercise(
 # %% ../../nbs/answers/08_masking.ipynb #6f0e900b
 MORE_MASKS = Exercise(
     "08.2", "predict", "more masks",
-    reference=4 / 68, within=1.5e-3,
+    reference=4 / 68, within=0.025,
     wrong=(
         Wrong("That's the share of all words. Those that are [MASK] aren't visible: divide "
               "by the words that are left.", answer=0.04),
@@ -82,6 +103,10 @@ MORE_MASKS = Exercise(
               "most of which aren't chosen.", answer=0.1),
         Wrong("You counted the kept words as wrong. They're asked for, but they're right.",
               answer=8 / 68),
+        Wrong("You took all 40 % away, but a fifth of the chosen words stay visible: only "
+              "those that are [MASK] can't be seen.", answer=4 / 60),
+        Wrong("You took away only the wrong words. The words that are [MASK] can't be seen: "
+              "divide by the words that are left.", answer=4 / 96),
         Wrong("You took 10 % of the fifth that doesn't become [MASK]. The 10 % are of all "
               "chosen words.", answer=0.8 / 68),
         Wrong("You took 80 and 10 % of all words. They're shares of the chosen ones only.",
@@ -119,6 +144,18 @@ def _counts(ids, masked, labels):
 def _spoiled(answer, seed):
     ids, masked, labels = _masked(seed)
     return ids, labels, _counts(ids, masked, labels), answer(masked, labels, 4)
+
+
+def _gives_two(answer):
+    given = [answer(*arguments) for arguments in _probes_3()]
+    return all(isinstance(two, (tuple, list)) and len(two) == 2 for two in given)
+
+
+def _left_alone(answer):
+    _, masked, labels = _masked(0)
+    kept = masked.clone(), labels.clone()
+    answer(masked, labels, 4)
+    return torch.equal(masked, kept[0]) and torch.equal(labels, kept[1])
 
 
 def _counts_stay(answer):
@@ -162,6 +199,8 @@ SPOIL = Exercise(
     "08.3", "break", "a bug that counting can't see",
     reference=_spoil, variants=(_spoil_by_one,), probes=_probes_3, free=True,
     properties=(
+        ("Return two things: the masked ids and the labels.", _gives_two),
+        ("You change an argument in place: work on a copy.", _left_alone),
         ("All five counts must stay as they are.", _counts_stay),
         ("Most labels of chosen tokens must be wrong.", _labels_wrong),
     ),

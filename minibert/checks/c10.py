@@ -57,6 +57,12 @@ COSINE = Exercise(
         Wrong("Your first step after the warm-up is already below 1, because your cosine is "
               "one step ahead: there, step - up is 0.",
               change=("(step - up) /", "(step + 1 - up) /")),
+        Wrong("Your share is 0.71 halfway, where it should be 0.5: you took a quarter of the "
+              "cosine's period. Half a period goes from 1 to -1, so shift and halve it.",
+              change=("(1 + math.cos(math.pi * done)) / 2", "math.cos(math.pi / 2 * done)")),
+        Wrong("Your last step has a rate of 0, so it is wasted: the share reaches 0 at "
+              "`steps`, one step after the last.",
+              change=("/ (steps - up)", "/ (steps - up - 1)")),
     ),
     properties=(("Every share must lie above 0 and be 1 at most.",
                  lambda answer: all(0 < answer(n, 40, 0.2) <= 1 for n in range(40))),),
@@ -167,6 +173,7 @@ def _goes_wrong(missing: str) -> bool:
 SAVED = Exercise(
     "10.3", "break", "what must be saved",
     reference=lambda: tuple(map(_goes_wrong, ("weights", "means", "step", "generator"))),
+    variants=((1, 1, 1, 0),),  # whoever writes 1 for True means the same
     wrong=(
         Wrong("You save the weights alone: without its running means AdamW takes its first "
               "steps anew, and without the step the warm-up and the batches begin again.",
@@ -179,6 +186,8 @@ SAVED = Exercise(
               "the step, whatever was drawn before.", answer=(True, True, True, True)),
         Wrong("You begin with fresh weights: everything that was learned is lost, and only "
               "the optimizer remembers it.", answer=(False, True, True, False)),
+        Wrong("This is the other way round: a bool is `True` where the assert fails, so where "
+              "the thing left out is needed.", answer=(False, False, False, True)),
     ),
     hints=(
         "What does `train_step` read besides its arguments, and what changes in a step?",

@@ -14,9 +14,10 @@ import numpy as np
 from numpy import ndarray as Array
 
 from ..config import BertConfig
-from .layers import (
-    first_weights, forward, parameter_shapes, save_weights)
+from .layers import forward
 from .model import backward
+from .weights import (
+    first_weights, parameter_shapes, save_weights)
 
 # %% auto #0
 __all__ = ['memory_budget', 'rate_at', 'clip_', 'adamw_', 'first_moments', 'gradients', 'as_arrays', 'update_', 'pretrain_numpy',
