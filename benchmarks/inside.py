@@ -1,4 +1,4 @@
-"""What chapter 17 reads: `python benchmarks/inside.py sick` trains healthy and sick runs with the observer, about ten minutes;
+"""What the appendix observer reads: `python benchmarks/inside.py sick` trains healthy and sick runs with the observer, about ten minutes;
 `python benchmarks/inside.py cost` measures the observer's share of the time. Each writes a JSON into benchmarks/results."""
 import json
 import statistics
@@ -15,7 +15,7 @@ from minibert.core import seeded, write_whole
 from minibert.corpus import Corpus
 from minibert.documents import load_documents
 from minibert.heads import BertForPreTraining
-from minibert.inside import Observer, plain_batch
+from minibert.observer import Observer, plain_batch
 from minibert.optimizers import make_optimizers
 from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def material():
-    "The stories of chapters 11 and 17, every word one piece."
+    "The stories of chapter 11 and of the appendix observer, every word one piece."
     texts = load_documents("stories", limit=1500)
     tokenizer = WordPieceTokenizer.train(s for story in texts for s in story)
     return Corpus.build(texts, tokenizer), tokenizer
@@ -97,7 +97,7 @@ def cost(rounds=40):
     rows = [compared(name, tokenizer, corpus, batch_size, rounds, hidden_size=D, num_hidden_layers=layers, num_attention_heads=heads,
                      intermediate_size=4 * D)
             for name, batch_size, layers, D, heads in (
-                ("this chapter's, 16 pairs", 16, 2, 64, 4), ("tiny, 64 pairs", 64, 2, 128, 2), ("mini, 32 pairs", 32, 4, 256, 4))]
+                ("two layers of 64, 16 pairs", 16, 2, 64, 4), ("tiny, 64 pairs", 64, 2, 128, 2), ("mini, 32 pairs", 32, 4, 256, 4))]
     return dict(threads=torch.get_num_threads(), torch=torch.__version__, rows=rows)
 
 

@@ -1,6 +1,6 @@
 """How far is every assert about a trained model from failing, over seeds, threads and precisions?
 
-    python benchmarks/margins.py nbs/10_training.ipynb nbs/17_inside.ipynb --out benchmarks/results/margins.json
+    python benchmarks/margins.py nbs/10_training.ipynb nbs/appendix/observer.ipynb --out benchmarks/results/margins.json
 
 Each notebook runs from top to bottom in a fresh process under every setting. All generators of the package get other
 seeds, PyTorch gets one thread or two, and configs that name no precision get float32 or bfloat16. An assert that fails

@@ -21,17 +21,19 @@ from torch import Tensor
 from .checkpoints import read_metrics
 from .core import write_whole
 from .corpus import Corpus
+from .head_scores import name_heads, score_heads
 from .heads import BertForPreTraining
 from .inside import (
-    KINDS, Reading, anisotropy, head_entropy, logit_lens, name_heads, neighbours,
-    part_curves, plain_batch, read_text, rollout, score_heads)
+    KINDS, Reading, head_entropy, logit_lens, neighbours, read_text, rollout)
+from .observer import part_curves, plain_batch
 from .pairs import PairSampler
 from .show import show_curves, show_heads, show_matrix, show_sheet
 from .tokenizer import WordPieceTokenizer
+from .vectors import anisotropy
 from .weights import load_pretrained
 
 # %% auto #0
-__all__ = ['inspect']
+__all__ = ['for_bertviz', 'inspect']
 
 # %% ../nbs/appendix/page.ipynb #ca1646fd
 def _text_figures(reading: Reading) -> Iterator[tuple]:
@@ -106,6 +108,13 @@ def _run_figures(folder: Path) -> Iterator[tuple]:
         if what in seen:
             figure = show_curves(part_curves(history, what), y=y)
             yield f"training-{what}", f"Training: {what} of each part", figure
+
+# %% ../nbs/appendix/page.ipynb #078af77d
+def for_bertviz(reading: Reading) -> dict:
+    "The arguments of bertviz's views, as in `bertviz.head_view(**for_bertviz(r))`."
+    start = reading.types.index(1) if 1 in reading.types else None
+    seen = [probs.float().cpu() for probs in reading.attentions]
+    return dict(attention=seen, tokens=reading.tokens, sentence_b_start=start)
 
 # %% ../nbs/appendix/page.ipynb #746c5009
 _HEAD = """<!doctype html>

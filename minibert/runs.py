@@ -297,7 +297,7 @@ def callbacks_for(run: Run) -> list[Callback]:
     "Who looks on at a run: what asks the held-out text, and what the options name."
     callbacks = [at_checkpoints(run)]
     if run.options.watch:
-        from minibert.inside import Observer, plain_batch
+        from minibert.observer import Observer, plain_batch
         callbacks.append(Observer(plain_batch(ruler(run))))
     if run.options.tensorboard:
         callbacks.append(TensorBoard(run.folder / "tensorboard"))

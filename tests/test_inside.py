@@ -15,16 +15,17 @@ from minibert.corpus import Corpus
 from minibert.stories import stories
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
+from minibert.head_scores import HeadScores, name_heads, score_heads
 from minibert.inside import (
-    KINDS, HeadScores, Observer, anisotropy, for_bertviz, head_entropy, logit_lens, mean_cosine,
-    model_parts, name_heads, neighbours, part_curves, place_kinds, plain_batch, principal,
-    read_text, rollout, score_heads, word_vectors)
-from minibert.page import inspect
+    KINDS, head_entropy, logit_lens, mean_cosine, neighbours, place_kinds, read_text, rollout)
+from minibert.observer import Observer, model_parts, part_curves, plain_batch
+from minibert.page import for_bertviz, inspect
 from minibert.pairs import PairSampler
 from minibert.parity import randomise_
 from minibert.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, make_sampler, pretrain, resume, train_step
+from minibert.vectors import anisotropy, principal, word_vectors
 from minibert.weights import save_pretrained, to_hf
 
 A, B = "anna lost her red ball .", "she found it under the bed ."
@@ -76,7 +77,7 @@ def test_what_cannot_be_read_is_a_sentence(model, tokenizer, text, pair, match):
 
 def test_foreign_tokenizer_is_refused(model, tokenizer):
     larger = WordPieceTokenizer([*tokenizer.pieces, "zebra"])
-    with pytest.raises(ValueError, match="the model's own"): read_text(model, larger, A)
+    with pytest.raises(ValueError, match="of this model"): read_text(model, larger, A)
 
 
 def test_letters_of_all_kinds(model, tokenizer):
