@@ -409,6 +409,10 @@ class Explorer:
             probs, alt=f"Every head of {len(probs)} layers for the text {' '.join(tokens)}")
         rows = 20 + min(20, max(8, 360 // len(tokens))) * len(tokens) + 120
         self.height = max(rows, 90 + 52 * len(probs))
+        self.size = len(probs), len(probs[0]), len(tokens)
+
+    def __repr__(self) -> str:
+        return "Explorer of {} layers with {} heads over {} tokens".format(*self.size)
 
     def _repr_html_(self) -> str:
         picture = self.picture._repr_mimebundle_()[0]["text/html"]
