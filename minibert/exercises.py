@@ -66,11 +66,16 @@ class Exercise:
         return self.probes is None and not self.properties
 
 # %% ../nbs/appendix/exercises.ipynb #96fcfa89
+def _function_of(thing: Any) -> Callable | None:
+    "A function as it is, and of a class the first of its functions."
+    if not inspect.isclass(thing): return thing
+    return next((f for f in vars(thing).values() if inspect.isfunction(f)), None)
+
+
 def source_of(thing: Callable) -> str:
     "The source of a function or a class, of a module or of a notebook's cell."
     if not inspect.isclass(thing): return textwrap.dedent(inspect.getsource(thing))
-    inner = next(f for f in vars(thing).values() if inspect.isfunction(f))
-    text = "".join(linecache.getlines(inner.__code__.co_filename))
+    text = "".join(linecache.getlines(_function_of(thing).__code__.co_filename))
     found = [node for node in ast.walk(ast.parse(text))
              if isinstance(node, ast.ClassDef) and node.name == thing.__name__]
     return textwrap.dedent(ast.get_source_segment(text, found[-1], padded=True))
@@ -82,8 +87,7 @@ def altered(thing: Callable, old: str, new: str) -> Callable:
     if source.count(old) != 1:
         raise ValueError(f"{old!r} stands {source.count(old)} times in "
                          f"{thing.__name__}: give a text that stands there once.")
-    inner = next((f for f in vars(thing).values() if inspect.isfunction(f)), thing) \
-        if inspect.isclass(thing) else thing
+    inner = _function_of(thing)
     made, flags = {}, inner.__code__.co_flags & 0x1000000  # `annotations` of __future__
     exec(compile(source.replace(old, new), f"<{thing.__name__}, altered>", "exec",
                  flags=flags, dont_inherit=True), inner.__globals__, made)
@@ -397,11 +401,9 @@ def _said_of_error(answer: Any, ran: Ran) -> str:
     if isinstance(ran.error, TooLong):
         return ("Your answer was still running after a second: is there a loop that never "
                 "ends?" + " It could not be stopped: restart the kernel." * ran.stuck)
-    code = getattr(answer, "__code__", None)
-    inner = next((f.__code__ for f in vars(answer).values() if inspect.isfunction(f)), None) \
-        if inspect.isclass(answer) else code
+    code = getattr(_function_of(answer), "__code__", None)
     steps = [step for step in traceback.extract_tb(ran.error.__traceback__)
-             if inner and step.filename == inner.co_filename]
+             if code and step.filename == code.co_filename]
     where = f" in the line `{steps[-1].line.strip()}`" if steps and steps[-1].line else ""
     return f"Your answer raised {type(ran.error).__name__}{where}: {ran.error}"
 
@@ -441,31 +443,30 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
         return say("error", f"Your answer is {short(answer)}, not a function: give its name "
                             "alone, without calling it.")
     right, wrong = _known(exercise)
+    named, apart = None, ""  # which mistake it equals; how it differs from the reference
     if exercise.probes is not None:
         ran = run_limited(lambda: outcomes(exercise, answer))
         got = _Raised(ran.error) if ran.error else ran.value
-        named = [n for n, other in enumerate(wrong) if not _apart(got, other, 1e-9, False)]
-        if ran.error: return say("wrong", exercise.wrong[named[0]].sentence, named[0]) \
-            if named else say("error", _said_of_error(answer, ran))
-        apart = "" if exercise.free else _apart(got, right, exercise.within, True)
-        if apart and named: return say("wrong", exercise.wrong[named[0]].sentence, named[0])
+        named = next((n for n, other in enumerate(wrong)
+                      if not _apart(got, other, 1e-9, False)), None)
+        if ran.error and named is None: return say("error", _said_of_error(answer, ran))
+        if not ran.error and not exercise.free:
+            apart = _apart(got, right, exercise.within, True)
+            if not apart: return say("right", "")
+        if named is not None and (ran.error or apart):
+            return say("wrong", exercise.wrong[named].sentence, named)
         if apart and all(result is None for result, _ in got):
             return say("wrong", "Your function returns None: is a `return` missing?")
-        if not apart and not exercise.free: return say("right", "")
-    if not exercise.free and exercise.probes is not None and _DIFFER not in apart:
-        return say("wrong", apart)
+        if apart and _DIFFER not in apart: return say("wrong", apart)
     broken = ""
     for sentence, holds in exercise.properties:
         ran = run_limited(lambda test=holds: bool(test(answer)))
-        if ran.error and (exercise.free or exercise.probes is None):
-            return say("error", _said_of_error(answer, ran))
-        if ran.error or not ran.value: broken = sentence
-        if broken: break
-    if exercise.free or exercise.probes is None:
-        if not broken: return say("right", "")
-        if exercise.probes is not None and named:
-            return say("wrong", exercise.wrong[named[0]].sentence, named[0])
-        return say("wrong", broken)
+        if ran.error and not apart: return say("error", _said_of_error(answer, ran))
+        if ran.error or not ran.value:
+            broken = sentence
+            break
+    if not broken and not apart: return say("right", "")
+    if named is not None: return say("wrong", exercise.wrong[named].sentence, named)
     return say("wrong", broken or apart)
 
 # %% ../nbs/appendix/exercises.ipynb #de4c90db
