@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from minibert.core import write_whole
-from minibert.probing import (
-    TaggedText, answers, extract, fit_probes, number_tags, place_words, standardise_)
+from minibert.probe_vectors import extract, place_words
+from minibert.probing import TaggedText, answers, fit_probes, number_tags, standardise_
 from minibert.probe_runs import layer_names, read_treebank, run_probe
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import load_pretrained

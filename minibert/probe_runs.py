@@ -5,20 +5,24 @@
 # %% ../nbs/appendix/probe_runs.ipynb #67c9b138
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 
 from .core import write_whole
+from .probe_figures import probe_tags
+from .probe_vectors import Row
+from .probing import TaggedText, tag_stories
+from .roles import probe_roles
 from .stories import stories
-from .probing import TaggedText, probe_roles, probe_tags, tag_stories
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
 # %% auto #0
-__all__ = ['read_conllu', 'read_treebank', 'layer_names', 'probe_table', 'role_table', 'draw_layers', 'draw_confusion',
-           'run_probe']
+__all__ = ['read_conllu', 'read_treebank', 'read_word_table', 'layer_names', 'probe_table', 'role_table', 'draw_layers',
+           'draw_confusion', 'run_probe']
 
 # %% ../nbs/appendix/probe_runs.ipynb #23607e3b
 def _conllu():
@@ -69,6 +73,43 @@ def read_treebank(folder: str | Path) -> tuple[TaggedText, TaggedText]:
                 "one for train and one for dev, as Universal Dependencies has them.")
         found.append(read_conllu(paths[0]))
     return tuple(found)
+
+# %% ../nbs/appendix/probe_runs.ipynb #a18c0002
+def _place(pieces: list[str], wanted: list[str]) -> int | None:
+    "The place of a word's first piece in a row, [CLS] being 0; None if not there."
+    n = len(wanted)
+    for k in range(len(pieces) - n + 1):
+        whole = not "".join(pieces[k + n : k + n + 1]).startswith("##")
+        if pieces[k : k + n] == wanted and (whole or not n): return k + 1 if n else 0
+    return None
+
+
+def read_word_table(
+    path: str | Path,
+    tokenizer: WordPieceTokenizer,
+    longest: int = 512,  # pieces that the model reads, [CLS] and [SEP] included
+) -> tuple[list[Row], list[str], list[str]]:  # rows, words, labels
+    "A CSV file of sentence, word, label; ValueError where a line can't be asked."
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        missing = {"sentence", "word", "label"} - set(reader.fieldnames or ())
+        if missing:
+            raise ValueError(f"{path} has no column {min(missing)}: its first line must "
+                             "name the columns sentence, word and label.")
+        lines = [[(line[name] or "").strip() for name in ("sentence", "word", "label")]
+                 for line in reader]
+    if not lines: raise ValueError(f"{path} has no line below its first: add some.")
+    rows = []
+    for n, (sentence, word, label) in enumerate(lines, 2):
+        pieces = tokenizer.tokenize(sentence)
+        place = _place(pieces, tokenizer.tokenize(word))
+        problem = ("no label" if not label else "no sentence" if not pieces else
+                   f"more than {longest} pieces" if len(pieces) + 2 > longest else
+                   f"no word {word!r}" if place is None else "")
+        if problem: raise ValueError(f"Row {n} of {path} has {problem}: mend or drop it.")
+        ids = [tokenizer.cls_id, *tokenizer.ids(sentence), tokenizer.sep_id]
+        rows.append(Row(ids, [place]))
+    return rows, *map(list, list(zip(*lines))[1:])
 
 # %% ../nbs/appendix/probe_runs.ipynb #860e42e8
 def layer_names(result: dict) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -15,17 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# %% auto #0
-__all__ = ['TaggedText', 'tag_stories', 'Row', 'place_words', 'extract', 'word_majority', 'control_tags', 'Probes',
-           'standardise_', 'fit_probes', 'answers', 'number_tags', 'probe_encoder', 'probe_tags', 'tag_gains', 'Role',
-           'name_roles', 'balanced', 'role_shortcuts', 'probe_roles']
-
-# %% ../nbs/18_probing.ipynb #e83bd2fa
-from .core import check_finite, evaluating, seeded
+from .core import seeded
 from .stories import Story
-from .evaluation import row_interval
-from .model import BertModel
-from .tokenizer import WordPieceTokenizer
+
+# %% auto #0
+__all__ = ['TaggedText', 'tag_stories', 'number_tags', 'word_majority', 'Probes', 'standardise_', 'fit_probes', 'answers',
+           'control_tags']
 
 # %% ../nbs/18_probing.ipynb #f942e94f
 @dataclass(frozen=True)
@@ -52,76 +47,13 @@ def tag_stories(stories: Sequence[Story]) -> TaggedText:
     return TaggedText([list(row) for story in stories for row in story.words],
                       [list(row) for story in stories for row in story.tags])
 
-# %% ../nbs/18_probing.ipynb #855bddd4
-@dataclass(frozen=True)
-class Row:
-    "One input of the model, and the places that are asked about."
-
-    ids: list[int]
-    places: list[int]
-    types: list[int] | None = None  # None: all in the first segment
-
-# %% ../nbs/18_probing.ipynb #6bb5bba4
-def place_words(
-    sentences: Sequence[Sequence[str]],  # words
-    tokenizer: WordPieceTokenizer,
-    longest: int,  # pieces in an input, [CLS] and [SEP] included
-    both: bool = False,  # the first and the last piece of each word
-) -> list[Row]:
-    "Words as pieces, with the place of each word's first piece."
-    rows, start, end = [], [tokenizer.cls_id], [tokenizer.sep_id]
-    for words in sentences:
-        ids, places = list(start), []
-        for word in words:
-            pieces = (tokenizer.ids(word) or [tokenizer.unk_id])[:longest - 2]
-            if len(ids) + len(pieces) >= longest:
-                rows.append(Row(ids + end, places))
-                ids, places = list(start), []
-            places += [len(ids), len(ids) + len(pieces) - 1][:1 + both]
-            ids += pieces
-        rows.append(Row(ids + end, places))
-    return rows
-
-# %% ../nbs/18_probing.ipynb #d3decefa
-def _inputs(rows: Sequence[Row], pad_id: int) -> dict[str, Tensor]:
-    "Rows as one padded batch, (B, S) each."
-    S = max(len(row.ids) for row in rows)
-    fill = lambda values, other: values + [other] * (S - len(values))
-    columns = dict(
-        input_ids=[fill(row.ids, pad_id) for row in rows],
-        token_type_ids=[fill(row.types or [0] * len(row.ids), 0) for row in rows],
-        attention_mask=[fill([1] * len(row.ids), 0) for row in rows])
-    return {name: torch.tensor(column) for name, column in columns.items()}
-
-# %% ../nbs/18_probing.ipynb #cd033e16
-def _by_length(rows: Sequence[Row], tokens: int):
-    "The rows' numbers in batches of about so many tokens, the longest first."
-    order = sorted(range(len(rows)), key=lambda k: -len(rows[k].ids))
-    while order:
-        size = max(1, tokens // len(rows[order[0]].ids))
-        yield order[:size]
-        order = order[size:]
-
-# %% ../nbs/18_probing.ipynb #8d4d9459
-def extract(
-    bert: BertModel,
-    rows: Sequence[Row],
-    tokens: int = 4096,  # in a batch, about
-) -> Tensor:  # (L, N, D), float32: layers + 1, all places of all rows in order
-    "The frozen vectors at the rows' places, of the embeddings and of each layer."
-    starts, config = np.cumsum([0] + [len(row.places) for row in rows]), bert.config
-    shape = config.num_hidden_layers + 1, int(starts[-1]), config.hidden_size
-    found = torch.empty(shape)
-    with evaluating(bert) as device, torch.inference_mode():
-        for some in _by_length(rows, tokens):
-            batch = _inputs([rows[k] for k in some], config.pad_token_id)
-            batch = {name: ids.to(device) for name, ids in batch.items()}
-            states = bert(**batch, output_hidden_states=True).hidden_states
-            states = torch.stack(states).float().cpu()
-            for j, k in enumerate(some):
-                found[:, starts[k]:starts[k + 1]] = states[:, j, rows[k].places]
-    check_finite("The model's vectors", found)
-    return found
+# %% ../nbs/18_probing.ipynb #59a3536c
+def number_tags(texts: Sequence[TaggedText]) -> tuple[list[str], list[Tensor]]:
+    "All tags in order, and each text's as numbers (N,)."
+    names = sorted({tag for text in texts for _, tag in text.flat})
+    number = {name: k for k, name in enumerate(names)}
+    rows = ([number[tag] for _, tag in text.flat] for text in texts)
+    return names, list(map(torch.tensor, rows))
 
 # %% ../nbs/18_probing.ipynb #e786e487
 def word_majority(
@@ -134,21 +66,6 @@ def word_majority(
     common = Counter(tag for _, tag in train.flat).most_common(1)[0][0]
     best = {word: seen.most_common(1)[0][0] for word, seen in counts.items()}
     return np.array([best.get(word, common) for word, _ in dev.flat])
-
-# %% ../nbs/18_probing.ipynb #19be5146
-def control_tags(
-    texts: Sequence[TaggedText],  # the first decides how common the tags are
-    seed: int = 0,
-) -> list[TaggedText]:  # the same words with tags drawn by lot, one for each type
-    "Hewitt and Liang's control task: a word's tag is random and always the same."
-    shares = Counter(tag for _, tag in texts[0].flat)
-    names = sorted(shares)
-    weights = torch.tensor([float(shares[name]) for name in names])
-    types = sorted({word for text in texts for word, _ in text.flat})
-    lots = torch.multinomial(weights, len(types), True, generator=seeded(seed, 0, 17))
-    drawn = {word: names[k] for word, k in zip(types, lots.tolist())}
-    tags = [[[drawn[w.lower()] for w in row] for row in text.words] for text in texts]
-    return [TaggedText(text.words, rows) for text, rows in zip(texts, tags)]
 
 # %% ../nbs/18_probing.ipynb #1275c577
 class Probes(nn.Module):
@@ -177,7 +94,7 @@ class Probes(nn.Module):
 
 # %% ../nbs/18_probing.ipynb #3ce3c34d
 def standardise_(train: Tensor, *others: Tensor) -> None:  # (L, N, D) each
-    "Mean 0 and spread 1 for each number of each layer, as seen in `train`; in place."
+    "Mean 0, standard deviation 1 for each number, as in `train`; in place."
     mean, spread = train.mean(1, keepdim=True), train.std(1, keepdim=True)
     for vectors in (train, *others): vectors.sub_(mean).div_(spread.clamp_min(1e-6))
 
@@ -220,216 +137,17 @@ def answers(
         parts = [probes(part).argmax(-1) for part in vectors.split(8192, 1)]
     return torch.cat(parts, -1)
 
-# %% ../nbs/18_probing.ipynb #59a3536c
-def number_tags(texts: Sequence[TaggedText]) -> tuple[list[str], list[Tensor]]:
-    "All tags in order, and each text's as numbers (N,)."
-    names = sorted({tag for text in texts for _, tag in text.flat})
-    number = {name: k for k, name in enumerate(names)}
-    rows = ([number[tag] for _, tag in text.flat] for text in texts)
-    return names, list(map(torch.tensor, rows))
-
-# %% ../nbs/18_probing.ipynb #642b8aea
-def _about(right: Tensor, rows: np.ndarray) -> list[dict]:  # right: (seeds, L + 1, N)
-    "For each layer and the mix: mean over seeds, their spread, the interval."
-    table = []
-    for part in right.double().transpose(0, 1):
-        low, high = row_interval(part.mean(0).numpy(), rows)
-        spread = float(part.mean(1).std()) if len(part) > 1 else 0.0
-        table.append(dict(accuracy=float(part.mean()), interval=[low, high],
-                          spread=spread, seeds=part.mean(1).tolist()))
-    return table
-
-# %% ../nbs/18_probing.ipynb #ec64076d
-def _vectors(bert, texts, tokenizer, both: bool) -> list[Tensor]:  # (L, N, D)
-    "Standardised vectors of the texts' words."
-    found, longest = [], bert.config.max_position_embeddings
-    for text in texts:
-        rows = place_words(text.words, tokenizer, longest, both)
-        found.append(extract(bert, rows).unflatten(1, (len(text), -1)).flatten(2))
-    standardise_(*found)
-    return found
-
-# %% ../nbs/18_probing.ipynb #415e2049
-def probe_encoder(
-    bert: BertModel | None,  # None: a fresh one of `config` for each seed
-    tokenizer: WordPieceTokenizer,
-    texts: Sequence[TaggedText],  # train, dev
-    config=None,
-    seeds: int = 5,
-    both: bool = False,  # first and last piece of each word
-    **fit,  # epochs, batch_size, rate, decay of `fit_probes`
-) -> tuple[Tensor, Tensor]:  # (seeds, L + 1, 2, N) right; (seeds, L + 1, N) answers
-    "Real and control task on every layer, seed by seed; the real one is first."
-    right, told, (names, real) = [], [], number_tags(texts)
-    if bert is not None: seen, asked = _vectors(bert, texts, tokenizer, both)
-    for seed in range(seeds):
-        if bert is None:
-            fresh = BertModel(config, seeded(seed, 2, 17))
-            seen, asked = _vectors(fresh, texts, tokenizer, both)
-        lots = number_tags([*control_tags(texts, seed), *texts])[1][:2]
-        labels, wanted = map(torch.stack, zip(real, lots))
-        said = answers(fit_probes(seen, labels, len(names), seed, **fit), asked)
-        right.append(said == wanted)
-        told.append(said[:, 0])
-    return torch.stack(right), torch.stack(told)
-
-# %% ../nbs/18_probing.ipynb #7440fdc4
-def _by_tag(right: Tensor, wanted: Tensor, names: list[str]) -> dict[str, dict]:
-    "Words and accuracy by layer for each tag, from right (seeds, L + 1, N)."
-    shares = {name: right[..., wanted == k] for k, name in enumerate(names)}
-    return {name: dict(words=part.shape[-1],
-                       accuracy=part.double().mean((0, 2)).tolist())
-            for name, part in shares.items() if part.shape[-1]}
-
-# %% ../nbs/18_probing.ipynb #1ba94390
-def _confusion(told: Tensor, wanted: Tensor, size: int) -> list[list[int]]:
-    "Rows are the gold tags, columns the answers, summed over the seeds."
-    cells = wanted * size + told
-    return torch.bincount(cells.flatten(), minlength=size * size).view(
-        size, size).tolist()
-
-# %% ../nbs/18_probing.ipynb #1e24c141
-def _dictionary(train: TaggedText, dev: TaggedText) -> dict:
-    "How far the words alone go, and how many of them are new."
-    gold, known = np.array([tag for _, tag in dev.flat]), {w for w, _ in train.flat}
-    return dict(
-        words=[len(train), len(dev)],
-        majority=float((word_majority(train, dev) == gold).mean()),
-        unknown_words=float(np.mean([word not in known for word, _ in dev.flat])))
-
-# %% ../nbs/18_probing.ipynb #9a6aa2bf
-def probe_tags(
-    bert: BertModel,
-    tokenizer: WordPieceTokenizer,
-    train: TaggedText,
-    dev: TaggedText,
-    seeds: int = 5,
-    fresh: int | None = None,  # seeds for the untrained encoder; None: as many
-    **options,  # of `probe_encoder`
-) -> dict:  # ready for JSON; lists by layer have the embeddings first, the mix last
-    "The probe's figures for every layer, beside their neighbours."
-    texts, config = (train, dev), bert.config
-    names, (_, wanted) = number_tags(texts)
-    rows = np.repeat(np.arange(len(dev.words)), [len(words) for words in dev.words])
-    right, told = probe_encoder(bert, tokenizer, texts, seeds=seeds, **options)
-    raw, _ = probe_encoder(None, tokenizer, texts, config, fresh or seeds, **options)
-    parts = dict(trained=right, untrained=raw)
-    result = {f"{name}{end}": _about(part[:, :, task], rows) for name, part in
-              parts.items() for task, end in enumerate(("", "_control"))}
-    best = int(np.argmax([row["accuracy"] for row in result["trained"]]))
-    return result | _dictionary(train, dev) | dict(
-        tags=names, best=best, by_tag=_by_tag(right[:, :, 0], wanted, names),
-        confusion=_confusion(told[:, best], wanted, len(names)))
-
-# %% ../nbs/18_probing.ipynb #4012b34b
-def tag_gains(result: dict) -> dict[str, float]:  # most first
-    "By how much each tag's accuracy at the best layer exceeds the embeddings'."
-    best = result["best"]
-    gains = {tag: part["accuracy"][best] - part["accuracy"][0]
-             for tag, part in result["by_tag"].items()}
-    return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
-
-# %% ../nbs/18_probing.ipynb #8575c30e
-_PEOPLE = ("hero", "friend")
-
-
-@dataclass(frozen=True)
-class Role:
-    "A name in a sentence that names both people: is it the hero's?"
-
-    row: Row  # the sentence, and the name's place in it
-    hero: bool
-    hero_first: bool  # is the hero the first of the two?
-    clues: dict[str, str] = field(default_factory=dict)  # what a shortcut looks at
-
-# %% ../nbs/18_probing.ipynb #c4b442ec
-def _roles(words, columns, tokenizer, longest: int) -> list[Role]:
-    "The questions of one sentence; none where it names fewer than two people."
-    people = [k for k, column in enumerate(columns) if column in _PEOPLE]
-    if len({columns[k] for k in people}) < 2: return []
-    (ids, places), *more = ((row.ids, row.places) for row in
-                            place_words([words], tokenizer, longest))
-    if more: return []  # a sentence that the model does not read whole
-    around, found = ["[", *words, "]"], []
-    for k in people:
-        order = "first" if k == people[0] else "later"
-        clues = {"the name": words[k], "first or later": order,
-                 "the word before": around[k], "the word after": around[k + 2]}
-        found.append(Role(Row(ids, places[k:k + 1]), columns[k] == "hero",
-                          columns[people[0]] == "hero", clues))
-    return found
-
-# %% ../nbs/18_probing.ipynb #6560e9ac
-def name_roles(stories: Sequence[Story], tokenizer, longest: int) -> list[Role]:
-    "Every name in the sentences that name both the hero and the friend."
-    rows = ((words, columns) for story in stories
-            for words, columns in zip(story.words, story.columns))
-    return [role for words, columns in rows
-            for role in _roles(words, columns, tokenizer, longest)]
-
-# %% ../nbs/18_probing.ipynb #2b72efe6
-def balanced(
-    right: np.ndarray,  # (N,) is each answer right?
-    asked: Sequence[Role],
-) -> float:
-    "Accuracy, where sentences with the hero first and the friend first weigh the same."
-    first, right = np.array([q.hero_first for q in asked]), np.asarray(right, float)
-    return float((right[first].mean() + right[~first].mean()) / 2)
-
-# %% ../nbs/18_probing.ipynb #e8a1c99f
-def role_shortcuts(
-    train: Sequence[Role],
-    dev: Sequence[Role],
-) -> dict[str, list[float]]:  # clue -> accuracy, balanced accuracy
-    "What each clue alone tells: the commoner role for it in the training stories."
-    found = {}
-    for clue in dev[0].clues:
-        seen, asked = (TaggedText([[q.clues[clue] for q in part]],
-                                  [[str(q.hero) for q in part]])
-                       for part in (train, dev))
-        right = word_majority(seen, asked) == np.array(asked.tags[0])
-        found[clue] = [float(right.mean()), balanced(right, dev)]
-    return found
-
-# %% ../nbs/18_probing.ipynb #6c0aa8cb
-def _ask_roles(bert, parts, seed: int, least: int) -> list[tuple[float, float]]:
-    "For each layer and the mix: accuracy, and balanced accuracy."
-    vectors = [extract(bert, [q.row for q in part]) for part in parts]
-    labels, wanted = (torch.tensor([int(q.hero) for q in part]) for part in parts)
-    standardise_(*vectors)
-    probes = fit_probes(vectors[0], labels[None], 2, seed, batch_size=256, least=least)
-    right = (answers(probes, vectors[1])[:, 0] == wanted).numpy()
-    return [(float(row.mean()), balanced(row, parts[1])) for row in right]
-
-# %% ../nbs/18_probing.ipynb #2b2de7e0
-def _both_orders(bert, tokenizer, parts) -> list[list[Role]]:
-    "The questions of train and dev; ValueError where an order of people is missing."
-    longest = bert.config.max_position_embeddings
-    found = [name_roles(part, tokenizer, longest) for part in parts]
-    if not all({q.hero_first for q in part} == {True, False} for part in found):
-        raise ValueError("Too few stories have both orders of the two people: give "
-                         "more of them, some hundred at least.")
-    return found
-
-# %% ../nbs/18_probing.ipynb #4195a592
-def probe_roles(
-    bert: BertModel,
-    tokenizer: WordPieceTokenizer,
-    train: Sequence[Story],
-    dev: Sequence[Story],
-    seeds: int = 5,
-    least: int = 600,  # steps of the probe
-) -> dict:  # ready for JSON; by layer and seed, the embeddings first, the mix last
-    "Hero or friend? Accuracy from each layer's vectors, beside the shortcuts'."
-    result, parts = {}, _both_orders(bert, tokenizer, (train, dev))
-    for name in ("trained", "untrained"):
-        rows = []
-        for k in range(seeds):
-            fresh = name == "untrained"
-            who = BertModel(bert.config, seeded(k, 2, 17)) if fresh else bert
-            rows.append(_ask_roles(who, parts, k, least))
-        rows = np.array(rows)
-        result[name] = rows[..., 0].T.tolist()
-        result[f"{name}_balanced"] = rows[..., 1].T.tolist()
-    return result | dict(questions=[len(part) for part in parts],
-                         shortcuts=role_shortcuts(*parts))
+# %% ../nbs/18_probing.ipynb #19be5146
+def control_tags(
+    texts: Sequence[TaggedText],  # the first decides how common the tags are
+    seed: int = 0,
+) -> list[TaggedText]:  # the same words with tags drawn by lot, one for each type
+    "Hewitt and Liang's control task: a word's tag is random and always the same."
+    shares = Counter(tag for _, tag in texts[0].flat)
+    names = sorted(shares)
+    weights = torch.tensor([float(shares[name]) for name in names])
+    types = sorted({word for text in texts for word, _ in text.flat})
+    lots = torch.multinomial(weights, len(types), True, generator=seeded(seed, 0, 17))
+    drawn = {word: names[k] for word, k in zip(types, lots.tolist())}
+    tags = [[[drawn[w.lower()] for w in row] for row in text.words] for text in texts]
+    return [TaggedText(text.words, rows) for text, rows in zip(texts, tags)]

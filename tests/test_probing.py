@@ -10,10 +10,10 @@ from minibert.config import BertConfig
 from minibert.stories import stories
 from minibert.core import seeded
 from minibert.heads import BertForPreTraining
-from minibert.probing import (
-    TaggedText, answers, balanced, control_tags, extract, fit_probes, name_roles, place_words,
-    probe_encoder, probe_roles, probe_tags, role_shortcuts, standardise_, tag_gains,
-    tag_stories, word_majority)
+from minibert.probe_figures import probe_encoder, probe_tags, tag_gains
+from minibert.probe_vectors import extract, place_words
+from minibert.probing import TaggedText, answers, control_tags, fit_probes, standardise_, tag_stories, word_majority
+from minibert.roles import balanced, name_roles, probe_roles, role_shortcuts
 from minibert.probe_runs import (
     draw_confusion, draw_layers, probe_table, read_conllu, read_treebank, role_table, run_probe)
 from minibert.tokenizer import WordPieceTokenizer
