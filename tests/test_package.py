@@ -28,6 +28,8 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "diagrams": -0.8,
     "exercises": -0.8,
     "checks": -0.7,
+    "products": -0.6,
+    "profiling": -0.6,
     "recipe": -0.5,
     "config_files": -0.3,
     "memory": 1.05,

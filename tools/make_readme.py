@@ -19,7 +19,7 @@ SUBJECTS = {
     "Examples": "masking_proofs pairs_parts pairs_proofs",
     "Training": "optimizers parallel checkpoints train_state callbacks training_proofs",
     "By hand": "numpy_weights numpy_proofs numpy_flow",
-    "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page bench",
+    "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page bench profiling products speed_proofs plateau",
     "Runs": "runs report finetune_runs probe_runs course cli",
     "Exercises": "exercises checks",
 }
