@@ -57,6 +57,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "train_state": 9.7,
     "compare": 13.5,
     "numpy_weights": 13.6,
+    "numpy_parts": 15.5,
     "head_scores": 17.2,
     "vectors": 17.3,
     "observer": 17.4,
