@@ -142,7 +142,8 @@ DECIDE = Exercise(
         Wrong("You decide for every token of the text. The 80, 10 and 10 % are shares of the "
               "chosen tokens: combine both conditions with `chosen`.", answer=_of_all),
         Wrong("Your labels are what the model sees, so the right answer would be [MASK]. "
-              "Take the labels from `ids`.", answer=_labels_last),
+              "Take the labels from `ids`, before anything in it is changed, or from a copy.",
+              answer=_labels_last),
         Wrong("You have a label at every position. Where no token is chosen it must be -100, "
               "which the loss skips.", change=("ids.masked_fill(~chosen, -100)", "ids.clone()")),
         Wrong("Where no token is chosen your label is 0, and 0 is the id of a token. The "
@@ -153,6 +154,9 @@ DECIDE = Exercise(
         Wrong("You have labels only where the model sees [MASK]. Every chosen token is to be "
               "predicted, also the random and the kept ones.",
               change=("ids.masked_fill(~chosen, -100)", "ids.masked_fill(~masked, -100)")),
+        Wrong("You have labels only where the model sees another token than the true one. The "
+              "chosen tokens that stay are to be predicted, too: look at `chosen`.",
+              change=("ids.masked_fill(~chosen, -100)", "ids.masked_fill(seen == ids, -100)")),
         Wrong("Your random tokens overwrite the masks: from 0.8 on a token becomes random, "
               "and below 0.8 it is [MASK].", change=(" & (action >= 0.8)", "")),
         Wrong("From 0.8 up to 0.9 a token becomes random, and from 0.9 up it stays. In "
