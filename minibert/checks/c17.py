@@ -49,8 +49,8 @@ JS = Exercise(
               "ln(p / m) as ln p - ln m.", answer=_naive),
         Wrong("You add the two divergences: take their mean.",
               change=("(kl(p, m) + kl(q, m)) / 2", "kl(p, m) + kl(q, m)")),
-        Wrong("You compare p and q with each other, which is infinite where one of them is "
-              "0: compare each with their mean m.",
+        Wrong("Your result is infinite where p or q is 0: take KL(p || m) and KL(q || m), "
+              "which divide by the mean m alone.",
               change=("(kl(p, m) + kl(q, m)) / 2", "(kl(p, q) + kl(q, p)) / 2")),
         Wrong("You compare p with the mean and leave out q, so the result isn't symmetric: "
               "take the mean of both divergences.",
