@@ -44,12 +44,13 @@ JS = Exercise(
     "17.1", "complete", "a distance that stays finite",
     reference=_js, variants=(_js_of_entropies,), probes=_probes_1,
     wrong=(
-        Wrong("Where a prob is 0, your function computes 0 times the logarithm of 0, which "
-              "is NaN: `torch.xlogy(x, y)` is x ln y, and 0 where x is 0.", answer=_naive),
+        Wrong("Your function returns NaN where a prob is 0. `torch.xlogy(x, y)` is x ln y, "
+              "and 0 where x is 0. But p / m is NaN where both p and q are 0: write "
+              "ln(p / m) as ln p - ln m.", answer=_naive),
         Wrong("You add the two divergences: take their mean.",
               change=("(kl(p, m) + kl(q, m)) / 2", "kl(p, m) + kl(q, m)")),
-        Wrong("You compare p and q with each other, which is infinite where one of them is "
-              "0: compare each with their mean m.",
+        Wrong("Your result is infinite where p or q is 0: take KL(p || m) and KL(q || m), "
+              "which divide by the mean m alone.",
               change=("(kl(p, m) + kl(q, m)) / 2", "(kl(p, q) + kl(q, p)) / 2")),
         Wrong("You compare p with the mean and leave out q, so the result isn't symmetric: "
               "take the mean of both divergences.",
@@ -98,8 +99,8 @@ EYES_ON_CLS = Exercise(
               "layer, whatever the heads look at.", answer=(0.0, 0.0)),
         Wrong("You let only one layer take its half: each of the twelve takes half of "
               "what is left.", answer=(0.5, 0.5)),
-        Wrong("You gave what comes from `[CLS]`: asked is how much of the token is still "
-              "itself.", answer=(0.5, 1 - 0.5**12)),
+        Wrong("You gave what comes from `[CLS]`: the question is how much of the token is "
+              "still itself.", answer=(0.5, 1 - 0.5**12)),
         Wrong("You divided by the number of layers: each layer halves what is left, so "
               "multiply.", answer=(0.5, 0.5 / 12)),
         Wrong("You shared a half among the layers' heads: rollout takes the mean over the "
