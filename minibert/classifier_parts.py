@@ -65,8 +65,9 @@ class ClassifierConfig(BertConfig):
         labels = {int(k): name for k, name in (values.get("id2label") or {}).items()}
         labels = tuple(labels[k] for k in sorted(labels)) or cls.labels
         if kind not in (None, "single_label_classification") or len(labels) < 2:
-            raise ValueError(f"It does not choose one label of several (it has "
-                             f"{len(labels)}, for {kind or 'a grade'}): give one that does.")
+            raise ValueError(
+                f"It does not choose one label of several (it has {len(labels)}, for "
+                f"{kind or 'a grade'}): give one that does.")
         own = {name: values.get(name) for name in ("pooling", "classifier_dropout")}
         return cls(**asdict(BertConfig.from_dict(values)), labels=labels,
                    **{name: value for name, value in own.items() if value is not None})

@@ -50,7 +50,8 @@ class BertClassifier(nn.Module):
     @classmethod
     def from_config(cls, config: ClassifierConfig) -> BertClassifier:
         "A classifier of these sizes with fresh weights."
-        sizes = {field.name: getattr(config, field.name) for field in fields(BertConfig)}
+        names = [field.name for field in fields(BertConfig)]
+        sizes = {name: getattr(config, name) for name in names}
         return cls(BertModel(BertConfig(**sizes)), config.labels, config.pooling,
                    config.classifier_dropout)
 
