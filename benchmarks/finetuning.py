@@ -21,9 +21,11 @@ import numpy as np
 import torch
 
 from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
-from minibert.finetuning import (
-    BertClassifier, ExampleSampler, ask, bag_of_words, finetune, judge, pool, train_frozen)
+from minibert.bags import bag_of_words
+from minibert.classifier_parts import pool
+from minibert.finetuning import BertClassifier, finetune, train_frozen
 from minibert.finetune_runs import FinetuneConfig, start_classifier, training_for
+from minibert.labelled import ExampleSampler, ask, judge
 from minibert.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
 from minibert.parallel import own_device

@@ -272,7 +272,7 @@ def run_finetune(options: Finetune) -> None:
 # %% ../nbs/appendix/cli.ipynb #45653589
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.finetuning import classify, load_classifier
+    from minibert.classifiers import classify, load_classifier
     model = load_classifier(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     text = options.text if options.pair is None else (options.text, options.pair)

@@ -80,7 +80,7 @@ def _pre_training(base: str, **more) -> Family:
 def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
     "An encoder with a map to labels; `heads` are the lines beyond the encoder's."
     return Family(
-        "minibert.finetuning:ClassifierConfig",
+        "minibert.classifier_parts:ClassifierConfig",
         "minibert.finetuning:BertClassifier.from_config",
         (_BODY + heads).replace("BASE", base), f"{base}.", dict(pooling=pooling),
         ignored=_BUFFERS,

@@ -17,13 +17,15 @@ import numpy as np
 from torch import nn
 
 from .attention import MultiHeadAttention
+from .bags import bag_of_words, word_counters
 from .checkpoints import list_checkpoints
+from .classifiers import save_classifier
 from minibert.core import (
     Bounds, Count, Positive, Rate, Whole, check_fields, choose_precision, seeded,
     write_whole)
 from .finetuning import (
-    BertClassifier, ExampleSampler, accuracy_figures, ask, bag_of_words, difference,
-    finetune, save_classifier, train_frozen, word_counters)
+    BertClassifier, accuracy_figures, difference, finetune, train_frozen)
+from .labelled import ExampleSampler, ask
 from .labels import (
     Examples, check_counts, hold_out, list_splits, read_examples, take_share)
 from .model import BertModel

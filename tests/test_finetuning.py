@@ -19,9 +19,10 @@ from minibert.config import BertConfig
 from minibert.stories import stories
 from minibert.core import seeded
 from minibert.evaluation import wilson
-from minibert.finetuning import (
-    BertClassifier, ExampleSampler, accuracy_figures, ask, bag_of_words, classify, difference,
-    finetune, fit_linear, judge, load_classifier, save_classifier, train_frozen)
+from minibert.bags import bag_of_words
+from minibert.classifiers import classify, load_classifier, save_classifier
+from minibert.finetuning import BertClassifier, accuracy_figures, difference, finetune, fit_linear, train_frozen
+from minibert.labelled import ExampleSampler, ask, judge
 from minibert.finetune_runs import (
     FinetuneConfig, _set_dropout_, read_parts, resume_finetuning, run_finetuning, training_for)
 from minibert.labels import Examples, hold_out, number_labels, read_examples, take_share
