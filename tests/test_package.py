@@ -55,6 +55,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "checkpoints": 9.5,
     "callbacks": 9.6,
     "train_state": 9.7,
+    "parity_parts": 11.5,
     "compare": 13.5,
     "numpy_weights": 13.6,
     "head_scores": 17.2,

@@ -15,7 +15,7 @@ SUBJECTS = {
     "The ground": "core show diagrams recipe",
     "Text": "text tokenizer_files vocabulary rows tokenizer_proofs documents stories corpus labels",
     "Models": "config_files memory inputs embeddings_proofs rotary attention_parts parts encoder_proofs model_proofs losses asking heads_proofs "
-              "families files weights_proofs compare",
+              "families files weights_proofs parity_parts compare",
     "Examples": "masking_proofs pairs_parts pairs_proofs",
     "Training": "optimizers parallel checkpoints train_state callbacks training_proofs",
     "By hand": "numpy_weights numpy_proofs numpy_flow",
