@@ -18,8 +18,9 @@ SUBJECTS = {
               "families files weights_proofs parity_parts compare",
     "Examples": "masking_proofs pairs_parts pairs_proofs",
     "Training": "optimizers parallel checkpoints train_state callbacks training_proofs",
-    "By hand": "numpy_weights numpy_proofs numpy_flow",
-    "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page bench",
+    "By hand": "numpy_weights numpy_proofs numpy_flow numpy_parts numpy_training_proofs",
+    "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page bench profiling products "
+                 "speed_proofs plateau",
     "Runs": "runs report finetune_runs probe_runs course cli",
     "Exercises": "exercises checks",
 }
