@@ -160,7 +160,10 @@ def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]):  # both (S, S)
     from minibert.show import show_heads
     gap = (ours - theirs).abs()
     largest = gap.max().item()
-    figure = show_heads(torch.stack([ours, theirs, gap / (largest or 1)]), tokens)
+    alt = (f"One head over {len(tokens)} tokens as three heat maps: ours, theirs, and "
+           f"their difference, divided by its largest value of {largest:.0e}.")
+    figure = show_heads(
+        torch.stack([ours, theirs, gap / (largest or 1)]), tokens, alt=alt)
     titles = "ours", "theirs", f"difference / {largest:.0e}"
     for axis, title in zip(figure.axes, titles):
         axis.set_title(title, fontsize=8)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from dataclasses import dataclass
 from html import escape
 
@@ -38,20 +39,17 @@ def _place(box: tuple) -> tuple[float, float, float, float]:
     column, row, text, kind = (*box, "part")[:4]
     first, _, note = text.partition("\n")
     letters = min(_WIDE, 8 + max(8 * len(first), 6 * len(note)))  # about what they take
-    half = dict(part=_WIDE / 2, sum=13, data=letters / 2)[kind]
+    half = dict(part=_WIDE / 2, other=_WIDE / 2, sum=13, data=letters / 2)[kind]
     return column * _COLUMN, row * _ROW, half, 13 if kind == "sum" else _HIGH / 2
 
 
 def _box(column: float, row: float, text: str, kind: str = "part") -> str:
     "The SVG of one box."
     x, y, w, h = _place((column, row, text, kind))
-    look = "fill='#dbe9f6' stroke='#31688e'"
-    shape = dict(
-        part=f"<rect x='{x - w}' y='{y - h}' width='{2 * w}' height='{2 * h}' rx='6' "
-             f"{look}/>",
-        sum=f"<circle cx='{x}' cy='{y}' r='{w}' fill='#fde9c9' stroke='#b8860b'/>",
-        data="",
-    )[kind]
+    blue, gold = "fill='#dbe9f6' stroke='#31688e'/>", "fill='#fde9c9' stroke='#b8860b'/>"
+    frame = f"<rect x='{x - w}' y='{y - h}' width='{2 * w}' height='{2 * h}' rx='6' "
+    circle = f"<circle cx='{x}' cy='{y}' r='{w}' "
+    shape = dict(part=frame + blue, other=frame + gold, sum=circle + gold, data="")[kind]
     first, _, note = text.partition("\n")
     up = -3 if note else 5
     shape += f"<text x='{x}' y='{y + up}' font-size='14' {_TEXT}>{escape(first)}</text>"
@@ -73,11 +71,17 @@ def _path(start: tuple, end: tuple, side: str = "") -> list[tuple[float, float]]
     return [(x, y + up * h), (x, Y), (X - sign * W, Y)]
 
 
-def _arrow(corners: list[tuple[float, float]]) -> str:
-    "The SVG of one arrow."
+def _arrow(corners: list[tuple[float, float]], label: str = "") -> str:
+    "The SVG of one arrow, and of its label."
     points = " ".join(f"{x:g},{y:g}" for x, y in corners)
-    return (f"<polyline points='{points}' fill='none' stroke='#444' stroke-width='1.5' "
+    line = (f"<polyline points='{points}' fill='none' stroke='#444' stroke-width='1.5' "
             "marker-end='url(#tip)'/>")
+    if not label: return line
+    (x, y), (X, Y) = max(zip(corners, corners[1:]), key=lambda ends: math.dist(*ends))
+    x, y, w = (x + X) / 2, (y + Y) / 2, 3 + 3 * len(label)
+    ground = f"<rect x='{x - w:g}' y='{y - 8:g}' width='{2 * w}' height='15' fill='white'/>"
+    return line + ground + (f"<text x='{x:g}' y='{y + 4:g}' font-size='11' {_TEXT}>"
+                            f"{escape(label)}</text>")
 
 # %% ../nbs/appendix/diagrams.ipynb #68b28682
 _TIP = ("<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' "
@@ -87,7 +91,7 @@ _TIP = ("<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth=
 
 def show_diagram(
     boxes: dict[str, tuple],  # name: (column, row, text) or (column, row, text, kind)
-    arrows: list[tuple],  # (from, to) or (from, to, "left" or "right")
+    arrows: list[tuple],  # (from, to), then "left", "right" or "", then a label
     alt: str,  # what it shows, in words
 ) -> Diagram:
     "Draw boxes and arrows; ValueError for a box that is not there, or no description."
@@ -97,14 +101,15 @@ def show_diagram(
         if name not in boxes:
             raise ValueError(f"An arrow names {name!r}, and the boxes are "
                              f"{', '.join(boxes)}: name one of these.")
-    lines = [_path(boxes[start], boxes[end], *side) for start, end, *side in arrows]
+    lines = [_path(boxes[start], boxes[end], *side[:1]) for start, end, *side in arrows]
+    labels = ["".join(arrow[3:4]) for arrow in arrows]
     places = [_place(box) for box in boxes.values()]
     corners = [corner for line in lines for corner in line]
     corners += [(x + s * w, y + s * h) for x, y, w, h in places for s in (-1, 1)]
     xs, ys = zip(*corners)
     left, top = min(xs) - 14, min(ys) - 12
     wide, high = max(xs) + 14 - left, max(ys) + 12 - top
-    drawn = "".join([*map(_arrow, lines), *(_box(*box) for box in boxes.values())])
+    drawn = "".join([*map(_arrow, lines, labels), *(_box(*box) for box in boxes.values())])
     svg = ("<svg xmlns='http://www.w3.org/2000/svg' "
            f"width='{wide:g}' height='{high:g}' viewBox='{left:g} {top:g} "
            f"{wide:g} {high:g}' role='img'>"

@@ -183,7 +183,11 @@ def draw_curves(lines: list[dict], summary: dict):
     pays = summary | dict(coin_loss=math.log(2))
     base = {GUESSERS[name]: pays[f"{GUESSERS[name]}_loss"]
             for name in names if name in GUESSERS}
-    return show_curves(curves, lines=base)
+    told = [f"{name} {losses[0]:.2f} to {losses[-1]:.2f}"
+            for name, (_, losses) in curves.items()]
+    told += [f"{name} {loss:.2f} throughout" for name, loss in base.items()]
+    alt = f"Losses from step {lines[0]['step']} to {lines[-1]['step']}: {', '.join(told)}."
+    return show_curves(curves, lines=base, alt=alt)
 
 # %% ../nbs/appendix/report.ipynb #83b5bfd3
 def finish(model: BertForPreTraining, seconds: float, run: Run) -> dict:

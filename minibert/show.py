@@ -20,6 +20,20 @@ from torch import Tensor
 __all__ = ['COLOURS', 'Picture', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors', 'show_curves', 'show_bars',
            'show_points', 'Explorer', 'explore']
 
+# %% ../nbs/appendix/show.ipynb #263bb812
+class Picture(plt.Figure):
+    "A figure that says in words what it shows: its `alt` is part of every output."
+
+    alt = ""
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        file = io.BytesIO()
+        self.savefig(file, format="png", facecolor="white", metadata={"Software": None})
+        png = base64.b64encode(file.getvalue()).decode()
+        image = f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{png}">'
+        look = {"alt": self.alt, "needs_background": "light"}
+        return {"image/png": png, "text/html": image}, {"image/png": look}
+
 # %% ../nbs/appendix/show.ipynb #c8314005
 def _array(values) -> np.ndarray:
     "A tensor or nested list as numpy, wherever the tensor lives; bools become 0 and 1."
@@ -36,20 +50,6 @@ _WIDE = 0.075  # inches that one letter takes at our size
 def _edge(words):
     "The inches that the longest of `words` takes."
     return _WIDE * max(map(len, words or [""])) + 0.1
-
-# %% ../nbs/appendix/show.ipynb #263bb812
-class Picture(plt.Figure):
-    "A figure that says in words what it shows: its `alt` is part of every output."
-
-    alt = ""
-
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        file = io.BytesIO()
-        self.savefig(file, format="png", facecolor="white", metadata={"Software": None})
-        png = base64.b64encode(file.getvalue()).decode()
-        image = f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{png}">'
-        look = {"alt": self.alt, "needs_background": "light"}
-        return {"image/png": png, "text/html": image}, {"image/png": look}
 
 # %% ../nbs/appendix/show.ipynb #cb15912c
 def _blank(width, height, title="", alt="", down=1, across=1):
