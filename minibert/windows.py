@@ -67,6 +67,7 @@ def bits_per_byte(
 class Windows:
     "Windows of a text, each a function of (seed, step): the examples of a GPT."
 
+    objectives = ("clm",)  # what is asked: the next token
     train: Windows | None = None  # of the training text, for the baselines
 
     def __init__(
