@@ -2,7 +2,7 @@
 
     python benchmarks/loss.py            writes benchmarks/results/speed_loss.json
 
-The loss in place is chapter 24's, the one in slices what the model takes (chapter 07). 614 predicted positions, as in 32 pairs of 128 tokens.
+The loss in place is an older idea, the one in slices what the model takes (chapter 07). 614 predicted positions, as in 32 pairs of 128 tokens.
 """
 import json
 import statistics

@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py          writes benchmarks/results/speed_memory.json
 
-Each peer of chapter 24 takes four steps in a process of its own. Noted are, in MiB, the most resident memory
+Each peer of the race takes four steps in a process of its own. Noted are, in MiB, the most resident memory
 after one step of a minuscule model, by which all libraries are loaded (the floor), and the most at the end.
 """
 import json

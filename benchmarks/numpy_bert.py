@@ -6,9 +6,9 @@
     python benchmarks/numpy_bert.py keep LOG SOURCE [NAME]     enter what such a run has printed into a file
 
 `speed` (about a minute on two quiet cores) writes results/numpy_bert_speed.json, `train` and `keep` write
-results/numpy_bert.json; chapter 16 reads both.
+results/numpy_bert.json; appendix/numpy_training_proofs reads both.
 
-The configuration is that of chapter 16: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
+The configuration is that of the appendix: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
 """
 import json
 import os
@@ -34,8 +34,8 @@ from minibert.numpy_bert import layers
 from minibert.numpy_bert import model as backward_module
 from minibert.numpy_bert.layers import forward
 from minibert.numpy_bert.model import backward
-from minibert.numpy_bert.training import (
-    as_arrays, clip_, evaluate_numpy, first_moments, adamw_, gradients, norms_by_part, pretrain_numpy, update_)
+from minibert.numpy_bert.parts import as_arrays, evaluate_numpy, norms_by_part
+from minibert.numpy_bert.training import adamw_, clip_, first_moments, gradients, pretrain_numpy, update_
 from minibert.numpy_bert.weights import first_weights, from_state_dict
 from minibert.optimizers import make_optimizers
 from minibert.pairs import PairSampler

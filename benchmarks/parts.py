@@ -1,4 +1,4 @@
-"""Where does a step's time go? The drawers of chapter 24, for equal work and for the default recipe.
+"""Where does a step's time go? The parts of the appendix profiling, for equal work and for the default recipe.
 
     python benchmarks/parts.py             writes benchmarks/results/speed_profile.json
 
@@ -16,7 +16,8 @@ import torch
 from minibert.bench import available_peers, peer_steps
 from minibert.config import BertConfig
 from minibert.core import choose_precision, write_whole
-from minibert.speed import profile_loop, synthetic_batch
+from minibert.profiling import profile_loop
+from minibert.speed import synthetic_batch
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_profile.json"
 

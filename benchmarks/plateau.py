@@ -1,6 +1,6 @@
 """Who leaves the unigram plateau, and when: positions and optimizers on the stories. About a minute on two free cores.
 
-    python benchmarks/plateau.py [STEPS]      writes benchmarks/results/plateau.json, which chapter 24 draws
+    python benchmarks/plateau.py [STEPS]      writes benchmarks/results/plateau.json, which the appendix plateau draws
 
 The same model (2 layers, 128 wide, no dropout), vocabulary, batches and masks in all four runs; AdamW at 2e-3, Muon at 0.02
 for the layers' matrices; linear schedule with 10 % warm-up. Every 10 steps: the masked loss, and the share of attention

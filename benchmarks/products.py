@@ -18,7 +18,8 @@ import torch
 from minibert.config import BertConfig
 from minibert.core import keep_freed_memory, seeded, write_whole
 from minibert.heads import BertForPreTraining
-from minibert.speed import fast_products, synthetic_batch
+from minibert.products import fast_products
+from minibert.speed import synthetic_batch
 
 OUT = Path(__file__).resolve().parent / "results" / "speed_products.json"
 

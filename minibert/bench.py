@@ -38,8 +38,9 @@ from .core import (
 from .corpus import Corpus
 from .documents import load_documents
 from .heads import BertForPreTraining
-from .speed import (
-    WARM_UP, PlainForm, fast_products, profile_loop, synthetic_batch, useful_flops)
+from .products import fast_products
+from .profiling import WARM_UP, profile_loop
+from .speed import PlainForm, synthetic_batch, useful_flops
 from .tokenizer import WordPieceTokenizer
 from .training import make_sampler, train_step
 from .optimizers import make_optimizers

@@ -158,7 +158,8 @@ def _one_step(model, config: TrainingConfig, backend: str) -> Callable:
     "A function of (batch, step) that trains a copy of the model."
     config = replace(config, steps=10**6)  # whatever we time, no rate turns negative
     if backend == "numpy":
-        from minibert.numpy_bert.training import as_arrays, first_moments, update_
+        from minibert.numpy_bert.parts import as_arrays
+        from minibert.numpy_bert.training import first_moments, update_
         params = numpy_weights(model)
         moments, sizes = first_moments(params), model.config
         return lambda batch, step: update_(

@@ -19,8 +19,8 @@ from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers, model
 from minibert.numpy_bert.layers import encode, forward
 from minibert.numpy_bert.model import backward
-from minibert.numpy_bert.training import (
-    adamw_, as_arrays, clip_, evaluate_numpy, first_moments, gradients, memory_budget, pretrain_numpy, update_)
+from minibert.numpy_bert.parts import as_arrays, evaluate_numpy, memory_budget
+from minibert.numpy_bert.training import adamw_, clip_, first_moments, gradients, pretrain_numpy, update_
 from minibert.numpy_bert.weights import first_weights, from_state_dict, load_weights, parameter_shapes, save_weights
 from minibert.pairs import PairSampler
 from minibert.parity import assert_same, randomise_, reference_batch

@@ -65,6 +65,10 @@ FEW_WORDS = Exercise(
         Wrong("The activation is missing: apply `head.activation` between the dense layer "
               "and the LayerNorm.",
               change=("head.activation(head.dense(hidden))", "head.dense(hidden)")),
+        Wrong("The transform's steps stand in another order: first the dense layer, then the "
+              "activation, and the LayerNorm last.",
+              change=("head.norm(head.activation(head.dense(hidden)))",
+                      "head.activation(head.norm(head.dense(hidden)))")),
     ),
     hints=(
         "The formula of a logit is h · e_w + b_w. Which of h, e and b depend on the word?",
@@ -170,8 +174,9 @@ HIDDEN_BUG = Exercise(
               answer=_no_norm),
         Wrong("This cuts the table's gradient, but no loss changes, fresh or random. Only a "
               "check of gradients sees it. Change a value instead.", answer=_cut_table),
-        Wrong("Nothing is broken: both losses and the gradient are what they were. Change a "
-              "parameter of the model in place.", answer=_untouched),
+        Wrong("Both losses and the gradient are what they were. Change a parameter of the "
+              "model in place, and one that a loss feels: the softmax cancels the bias of "
+              "the keys, for example.", answer=_untouched),
     ),
     properties=(
         ("The loss of a fresh model must stay exactly the same.", _hidden),

@@ -12,7 +12,7 @@ from ..exercises import Exercise, Wrong
 from ..masking import mask_tokens
 
 # %% auto #0
-__all__ = ['EXACTLY', 'MORE_MASKS', 'SPOIL']
+__all__ = ['EXACTLY', 'DECIDE', 'MORE_MASKS', 'SPOIL']
 
 # %% ../../nbs/answers/08_masking.ipynb #6f0e9005
 def _probes_1():
@@ -38,6 +38,11 @@ def _choose_exactly_slowly(maskable, number):
         wanted = min(20, max(1, round(0.15 * len(places))))
         chosen[row, places[numbers[places].topk(wanted, largest=False).indices]] = True
     return chosen
+
+
+def _ranks_of_all(maskable, number):
+    wanted = (0.15 * maskable.sum(1, keepdim=True)).round().clamp(1, 20)
+    return (number.argsort(1).argsort(1) < wanted) & maskable
 
 
 def _largest(maskable, number): return _choose_exactly(maskable, 1 - number)
@@ -78,6 +83,9 @@ EXACTLY = Exercise(
               answer=_below),
         Wrong("The limit of each row is right, but you compare every position with it, also "
               "those that aren't maskable: leave them out.", answer=_up_to),
+        Wrong("Your ranks count the positions that aren't maskable too, and taking those away "
+              "afterwards leaves too few: give them a number above 1 before you rank.",
+              answer=_ranks_of_all),
         Wrong("All your rows choose the same number of tokens. Each row has its own length: "
               "count with sum(1, keepdim=True).",
               change=("maskable.sum(1, keepdim=True)", "maskable.sum() / len(maskable)")),
@@ -92,9 +100,84 @@ EXACTLY = Exercise(
     ),
 )
 
+# %% ../../nbs/answers/08_masking.ipynb #ae8f7896
+def _probes_2():
+    for seed in range(3):
+        g, shape = seeded(22, seed), (5, 40)
+        ids, random = (torch.randint(5, 90, shape, generator=g) for _ in range(2))
+        chosen = torch.rand(shape, generator=g) < 0.5
+        yield ids, chosen, torch.rand(shape, generator=g), random, 4
+
+
+def _decide(ids, chosen, action, random, mask_id):
+    masked = chosen & (action < 0.8)
+    replaced = chosen & (action >= 0.8) & (action < 0.9)
+    seen = torch.where(replaced, random, ids.masked_fill(masked, mask_id))
+    return seen, ids.masked_fill(~chosen, -100)
+
+
+def _decide_in_place(ids, chosen, action, random, mask_id):
+    seen, labels = ids.clone(), torch.full_like(ids, -100)
+    labels[chosen] = ids[chosen]
+    replaced = chosen & (action >= 0.8) & (action < 0.9)
+    seen[replaced] = random[replaced]
+    seen[chosen & (action < 0.8)] = mask_id
+    return seen, labels
+
+
+def _of_all(ids, chosen, action, random, mask_id):
+    seen, _ = _decide(ids, torch.ones_like(chosen), action, random, mask_id)
+    return seen, ids.masked_fill(~chosen, -100)
+
+
+def _labels_last(ids, chosen, action, random, mask_id):
+    seen, _ = _decide(ids, chosen, action, random, mask_id)
+    return seen, seen.masked_fill(~chosen, -100)
+
+
+DECIDE = Exercise(
+    "08.2", "complete", "put the pieces together",
+    reference=_decide, variants=(_decide_in_place,), probes=_probes_2,
+    wrong=(
+        Wrong("You decide for every token of the text. The 80, 10 and 10 % are shares of the "
+              "chosen tokens: combine both conditions with `chosen`.", answer=_of_all),
+        Wrong("Your labels are what the model sees, so the right answer would be [MASK]. "
+              "Take the labels from `ids`, before anything in it is changed, or from a copy.",
+              answer=_labels_last),
+        Wrong("You have a label at every position. Where no token is chosen it must be -100, "
+              "which the loss skips.", change=("ids.masked_fill(~chosen, -100)", "ids.clone()")),
+        Wrong("Where no token is chosen your label is 0, and 0 is the id of a token. The "
+              "loss skips -100.", change=("~chosen, -100", "~chosen, 0")),
+        Wrong("All your chosen tokens become [MASK]: a tenth becomes a random token, and a "
+              "tenth stays.", answer=lambda ids, chosen, action, random, mask_id: (
+                  ids.masked_fill(chosen, mask_id), ids.masked_fill(~chosen, -100))),
+        Wrong("You have labels only where the model sees [MASK]. Every chosen token is to be "
+              "predicted, also the random and the kept ones.",
+              change=("ids.masked_fill(~chosen, -100)", "ids.masked_fill(~masked, -100)")),
+        Wrong("You have labels only where the model sees another token than the true one. The "
+              "chosen tokens that stay are to be predicted, too: look at `chosen`.",
+              change=("ids.masked_fill(~chosen, -100)", "ids.masked_fill(seen == ids, -100)")),
+        Wrong("Your random tokens overwrite the masks: from 0.8 on a token becomes random, "
+              "and below 0.8 it is [MASK].", change=(" & (action >= 0.8)", "")),
+        Wrong("From 0.8 up to 0.9 a token becomes random, and from 0.9 up it stays. In "
+              "yours it's the other way round.",
+              change=("(action >= 0.8) & (action < 0.9)", "(action >= 0.9)")),
+    ),
+    hints=(
+        "Which positions become [MASK], and which become random? Write each as one condition "
+        "of True and False.",
+        "Reread [What the model sees](08_masking.ipynb#What-the-model-sees), where one random "
+        "number is cut in three.",
+        "A skeleton:\ndef decide(ids, chosen, action, random, mask_id):\n"
+        "    masked = chosen & ...\n    replaced = chosen & ...\n"
+        "    seen = torch.where(replaced, ..., ids.masked_fill(masked, ...))\n"
+        "    return seen, ids.masked_fill(..., -100)",
+    ),
+)
+
 # %% ../../nbs/answers/08_masking.ipynb #6f0e900b
 MORE_MASKS = Exercise(
-    "08.2", "predict", "more masks",
+    "08.3", "predict", "more masks",
     reference=4 / 68, within=0.025,
     wrong=(
         Wrong("That's the share of all words. Those that are [MASK] aren't visible: divide "
@@ -196,7 +279,7 @@ def _no_labels(masked, labels, mask_id): return masked, torch.full_like(labels, 
 
 
 SPOIL = Exercise(
-    "08.3", "break", "a bug that counting can't see",
+    "08.4", "break", "a bug that counting can't see",
     reference=_spoil, variants=(_spoil_by_one,), probes=_probes_3, free=True,
     properties=(
         ("Return two things: the masked ids and the labels.", _gives_two),

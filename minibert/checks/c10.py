@@ -17,7 +17,7 @@ from ..recipe import TrainingConfig
 from ..training import train_step
 
 # %% auto #0
-__all__ = ['COSINE', 'WHOLE', 'SAVED']
+__all__ = ['COSINE', 'CLIPPED', 'WHOLE', 'SAVED']
 
 # %% ../../nbs/answers/10_training.ipynb #16789f93
 def _probes_1():
@@ -78,6 +78,64 @@ COSINE = Exercise(
         "    return ...  # 1 where done is 0, 0 where it is 1\n"),
 )
 
+# %% ../../nbs/answers/10_training.ipynb #f2237a6b
+def _probes_2():
+    for seed, (size, limit) in enumerate(((1.0, 1.0), (0.01, 1.0), (5.0, 0.5), (0.1, 2.0))):
+        g = seeded(10, seed)
+        shapes = (7, 5), (5,), (3, 4, 2)
+        yield [size * (n + 1) * torch.randn(shape, generator=g, dtype=torch.float64)
+               for n, shape in enumerate(shapes)], limit
+
+
+def _clipped(gradients, limit):
+    norm = sum(g.square().sum() for g in gradients).sqrt()
+    factor = min(1.0, limit / norm)
+    return [g * factor for g in gradients]
+
+
+def _clipped_in_one(gradients, limit):
+    norm = torch.cat([g.flatten() for g in gradients]).norm()
+    return [g / torch.clamp(norm / limit, min=1) for g in gradients]
+
+
+def _each_alone(gradients, limit): return [g * min(1.0, limit / g.norm()) for g in gradients]
+
+
+CLIPPED = Exercise(
+    "10.2", "complete", "shorter, in the same direction",
+    reference=_clipped, variants=(_clipped_in_one,), probes=_probes_2, within=1e-5,
+    wrong=(
+        Wrong("You clip each tensor on its own. Then long ones are shortened and short ones "
+              "aren't, so the gradient as a whole turns: use one factor for all of them.",
+              answer=_each_alone),
+        Wrong("Your gradient is always as long as the limit, and one that was short enough "
+              "becomes longer: let the factor be 1 at most.",
+              change=("min(1.0, limit / norm)", "limit / norm")),
+        Wrong("You cut each number at the limit, which turns the gradient: multiply all of "
+              "its numbers by one factor.",
+              answer=lambda gradients, limit: [g.clamp(-limit, limit) for g in gradients]),
+        Wrong("You return the gradients as they came: where their common norm is above the "
+              "limit, they must become shorter.",
+              answer=lambda gradients, limit: [g.clone() for g in gradients]),
+        Wrong("You add up the norms of the tensors. The norm of all together is the root of "
+              "the sum of all squares.",
+              change=("sum(g.square().sum() for g in gradients).sqrt()",
+                      "sum(g.norm() for g in gradients)")),
+        Wrong("Your norm is the sum of the squares: take its root.", change=(".sqrt()", "")),
+        Wrong("Your factor is the wrong way round: divide the limit by the norm.",
+              change=("limit / norm", "norm / limit")),
+    ),
+    hints=(
+        "What is the norm of one long vector that holds the numbers of all tensors?",
+        "Reread [the limit](10_training.ipynb#Feature-2:-a-limit-for-the-gradient): all the "
+        "numbers of a gradient are multiplied by the same factor.",
+        "A skeleton:\n"
+        "def clipped(gradients, limit):\n"
+        "    norm = ...  # of all tensors together\n"
+        "    factor = min(1.0, ...)\n"
+        "    return [... for g in gradients]\n"),
+)
+
 # %% ../../nbs/answers/10_training.ipynb #9f25a8e6
 _COUNTS = {"mlm": (20, 4), "nsp": (5, 3)}
 _MEANS = {"mlm": (5.0, 2.0), "nsp": (0.6, 1.0)}
@@ -90,7 +148,7 @@ def _weighted(counts: dict) -> float:
 
 
 WHOLE = Exercise(
-    "10.2", "predict", "the loss of the whole",
+    "10.3", "predict", "the loss of the whole",
     reference=lambda: _weighted(_COUNTS), within=1e-3,
     wrong=(
         Wrong("This is the mean of the parts' means: 20 words count as much as 4 then. "
@@ -171,7 +229,7 @@ def _goes_wrong(missing: str) -> bool:
 
 
 SAVED = Exercise(
-    "10.3", "break", "what must be saved",
+    "10.4", "break", "what must be saved",
     reference=lambda: tuple(map(_goes_wrong, ("weights", "means", "step", "generator"))),
     variants=((1, 1, 1, 0),),  # whoever writes 1 for True means the same
     wrong=(

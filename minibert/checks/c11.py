@@ -42,6 +42,22 @@ def _bootstrap_loop(values, row, draws):
     return tuple(np.quantile(means, (0.025, 0.975)).tolist())
 
 
+def _bootstrap_as_array(values, row, draws):
+    drawn = [np.concatenate([values[row == pair] for pair in line]) for line in draws]
+    return np.quantile([losses.mean() for losses in drawn], (0.025, 0.975))
+
+
+def _two_numbers(answer, *arguments):
+    "The two ends; an array of two, which np.quantile gives, is as good as two numbers."
+    ends = answer(*arguments)
+    return tuple(ends.tolist()) if isinstance(ends, np.ndarray) and ends.shape == (2,) else ends
+
+
+def _once_each(values, row, draws):
+    means = [values[np.isin(row, drawn)].mean() for drawn in draws]
+    return tuple(np.quantile(means, (0.025, 0.975)).tolist())
+
+
 def _words_as_units(values, row, draws):
     means = values[draws].mean(1)
     return tuple(np.quantile(means, (0.025, 0.975)).tolist())
@@ -49,10 +65,13 @@ def _words_as_units(values, row, draws):
 
 BOOTSTRAP = Exercise(
     "11.1", "complete", "an interval without a formula",
-    reference=_bootstrap, variants=(_bootstrap_loop,), probes=_probes_1,
+    reference=_bootstrap, variants=(_bootstrap_loop, _bootstrap_as_array),
+    probes=_probes_1, call=_two_numbers,
     wrong=(
         Wrong("You take the drawn numbers for words: they name pairs, and a drawn pair "
               "brings all of its words.", answer=_words_as_units),
+        Wrong("In yours each pair counts once, however often it was drawn: a pair that comes "
+              "twice brings its words twice.", answer=_once_each),
         Wrong("You take the mean of the pairs' means, so that the words of a short pair "
               "count for more: add up the losses of all drawn pairs, and divide by the "
               "number of their words.",

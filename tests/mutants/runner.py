@@ -36,6 +36,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "memory": "config",
     "families": "parity weights finetuning",
     "files": "weights training",
+    "parity_parts": "parity_tools",
     "parity": "parity_tools",
     "text": "tokenizer",
     "tokenizer_files": "tokenizer",
