@@ -98,5 +98,5 @@ def check_kind(options: PretrainOptions) -> None:
             raise ValueError(f"A {options.model} has no {name} {value}: leave out "
                              f"--{flag}, or train another --model.")
     if options.model == "bert" and options.objectives == "clm":
-        raise ValueError("objectives clm is what a gpt learns: give --model gpt, or "
-                         "mlm, nsp or mlm,nsp.")
+        raise ValueError("objectives clm is what a gpt learns: give mlm, nsp or mlm,nsp, "
+                         "or --model gpt.")
