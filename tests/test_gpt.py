@@ -92,6 +92,15 @@ def test_every_parameter_gets_a_gradient():
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+def test_initial_weights_are_smaller_where_results_add_up():
+    model = GPTForCausalLM(GPTConfig(4000, n_positions=300, n_embd=128, n_layer=8, n_head=4), seeded(0))
+    for name, p in model.named_parameters():
+        if p.dim() < 2: continue
+        last = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+        wanted = 0.02 / (16 ** 0.5 if last else 1)
+        assert abs(p.std().item() / wanted - 1) < 5 / (2 * p.numel()) ** 0.5, name
+
+
 def test_no_token_sees_the_next_one():
     model = GPTForCausalLM(SMALL, seeded(0)).double().eval()
     ids = torch.randint(101, (1, 12), generator=seeded(1))
