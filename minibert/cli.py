@@ -19,18 +19,20 @@ from operator import or_
 from typing import Annotated, Any, Literal
 
 # %% auto #0
-__all__ = ['WORDS', 'DESCRIPTION', 'COMMANDS', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Parity',
-           'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify', 'look_for', 'default_options', 'parse', 'run_pretrain',
-           'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_parity', 'run_finetune', 'run_classify',
-           'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
+__all__ = ['WORDS', 'DESCRIPTION', 'COMMANDS', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Generate',
+           'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify', 'look_for', 'default_options', 'parse',
+           'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_parity',
+           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 import tyro
 
 from .compare import compare_with_hf, comparison_table
-from .core import Count, Positive, check_fields, keep_freed_memory
+from .core import (
+    AtLeastZero, Count, Positive, Share, Whole, check_fields, keep_freed_memory)
 from .finetune_runs import FinetuneConfig, resume_finetuning
 from .heads import fill_mask, next_sentence
+from .kinds import KINDS, check_kind
 from .pairs_parts import read_objectives
 from .parallel import join_processes
 from .recipe import (
@@ -46,7 +48,7 @@ from .weights import load_pretrained
 # %% ../nbs/appendix/cli.ipynb #347a0fb7
 @dataclass(frozen=True)
 class Pretrain(PretrainOptions):
-    "Learn a vocabulary, build a BERT, pre-train it, measure it, keep it in a folder."
+    "Learn a vocabulary, build a model, pre-train it, measure it, keep it in a folder."
 
     learning_rate: Annotated[  # the peak, for adamw
         Positive, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")
@@ -89,6 +91,20 @@ class NextSentence(Options):
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
     a: tyro.conf.Positional[str]  # the first sentence
     b: tyro.conf.Positional[str]  # the second sentence
+
+
+@dataclass(frozen=True)
+class Generate(Options):
+    "Continue a text with a GPT, token by token; an empty text asks for a new one."
+
+    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
+    text: tyro.conf.Positional[str]  # what it continues
+    tokens: Count = 100  # how many at most; the end of the text comes before
+    temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
+    top_k: Count | None = None  # only the k likeliest tokens
+    top_p: Share | None = None  # only the likeliest that reach this share together
+    seed: Whole = 0  # another seed, another text
+    samples: Count = 1  # how many texts
 
 
 @dataclass(frozen=True)
@@ -167,14 +183,16 @@ def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
 
 def default_options(kind: type, words: list[str], path: str | None) -> Any:
     "An instance with what --resume, --backend, --recipe and the file stand for."
-    found, _ = look_for(words, "--resume", "--backend", "--recipe")
+    found, _ = look_for(words, "--resume", "--model", "--backend", "--recipe")
     in_file = read_options(path, kind) if path else {}
     for name in in_file.keys() & WORDS:
         raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
                          "give it on the command line.")
     options = began_with(found["resume"], kind)
     if kind is Pretrain:
-        for name, bundles in (("backend", BACKENDS), ("recipe", RECIPES)):
+        models = {name: about.own for name, about in KINDS.items()}
+        for name, bundles in (
+                ("model", models), ("backend", BACKENDS), ("recipe", RECIPES)):
             options |= bundles.get(found[name] or in_file.get(name), {})
     return unmade(kind, options | in_file, tyro.MISSING)
 
@@ -194,9 +212,10 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
 
 # %% ../nbs/appendix/cli.ipynb #6e6ab957
 def run_pretrain(options: Pretrain) -> None:
-    "From texts to a trained, measured and saved BERT."
+    "From texts to a trained, measured and saved model."
     check_backend(options)
-    read_objectives(options.objectives)
+    check_kind(options)
+    if options.model == "bert": read_objectives(options.objectives)
     if options.print_config: return print(as_yaml(options), end="")
     keep_freed_memory()
     if options.resume is not None: run, model, seconds = go_on(options, options.resume)
@@ -209,7 +228,8 @@ def run_pretrain(options: Pretrain) -> None:
     summary = finish(model, seconds, run)
     print(f"\n{figures(summary)}\n{what_it_learned(model, run)}\n\n"
           f"Saved in {run.folder}. Ask it more:")
-    if "mlm_loss" in summary:
+    if ask := KINDS[options.model].ask: print(f"  minibert {ask.format(run.folder)}")
+    elif "mlm_loss" in summary:
         print(f'  minibert fill-mask {run.folder} "the [MASK] was red ."')
     else: print(f'  minibert next-sentence {run.folder} "Tom was hungry." "He ate."')
 
@@ -245,6 +265,29 @@ def run_next_sentence(options: NextSentence) -> None:
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     share = next_sentence(model, tokenizer, options.a, options.b)
     print(f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
+
+
+def run_generate(options: Generate) -> None:
+    "Print each text as it is written."
+    from minibert.gpt import GPTForCausalLM, generate
+    from minibert.prompts import encode_prompts
+    model = load_pretrained(options.run)
+    if not isinstance(model, GPTForCausalLM):
+        raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't continue "
+                         "texts: give a run of --model gpt, or use minibert fill-mask.")
+    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    end = tokenizer.sep_id
+    ids, real = encode_prompts(tokenizer, [options.text], start=end)
+    how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+    for sample in range(options.samples):
+        written, shown = ids[0].tolist(), 0
+        for token in generate(model, ids, options.tokens, real=real, stop=end,
+                              seed=options.seed + sample, **how):
+            written.append(token.item())
+            text = tokenizer.decode(written)
+            print(text[shown:], end="", flush=True)
+            shown = len(text)
+        print()
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
@@ -311,6 +354,7 @@ COMMANDS = {
     "evaluate": (Evaluate, run_evaluate),
     "fill-mask": (FillMask, run_fill_mask),
     "next-sentence": (NextSentence, run_next_sentence),
+    "generate": (Generate, run_generate),
     "parity": (Parity, run_parity),
     "finetune": (Finetune, run_finetune),
     "classify": (Classify, run_classify),

@@ -10,24 +10,26 @@ import json
 from pathlib import Path
 
 # %% auto #0
-__all__ = ['POSITIONS', 'refuse_unknown', 'check_rotary', 'refuse_foreign', 'refuse_positions', 'read_config', 'config_text']
+__all__ = ['POSITIONS', 'refuse_unknown', 'check_rotary', 'refuse_other', 'refuse_foreign', 'refuse_positions', 'read_config',
+           'config_text']
 
 # %% ../nbs/appendix/config_files.ipynb #c8f88118
 def refuse_unknown(
     given,  # the names that were given
     names: set,  # the names that there are
     strict: bool = False,  # refuse every other name; or only those that nearly match
+    kind: str = "BertConfig",
 ) -> None:
     "Refuse a misspelt name of a field, by a ValueError that says which was meant."
     for name in sorted(set(given) - names):
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
         if close:
             raise ValueError(
-                f"BertConfig has no field {name!r}: did you mean {close[0]!r}?"
+                f"{kind} has no field {name!r}: did you mean {close[0]!r}?"
             )
         if strict:
             raise ValueError(
-                f"BertConfig has no field {name!r}: it has {', '.join(sorted(names))}."
+                f"{kind} has no field {name!r}: it has {', '.join(sorted(names))}."
             )
 
 # %% ../nbs/appendix/config_files.ipynb #42f6cf55
@@ -48,15 +50,23 @@ _ONLY = {  # what would change the computation: the one value that we compute
     "rotary_value": False,
 }
 
+# %% ../nbs/appendix/config_files.ipynb #b23e39b0
+def refuse_other(
+    values: dict,  # of a config.json
+    only: dict,  # name -> the one value that is computed
+) -> None:
+    "Refuse a value that asks for a computation that is not ours, by a ValueError."
+    for name, value in only.items():
+        if values.get(name) not in (None, value):
+            raise ValueError(
+                f"The config asks for {name} = {values[name]!r}, which this package "
+                f"does not compute: it reads configs with {value!r} there."
+            )
+
 # %% ../nbs/appendix/config_files.ipynb #b23e39be
 def refuse_foreign(values: dict) -> None:
     "Refuse a config that asks for a computation that is not ours, by a ValueError."
-    for name, only in _ONLY.items():
-        if values.get(name) not in (None, only):
-            raise ValueError(
-                f"The config asks for {name} = {values[name]!r}, which this package "
-                f"does not compute: it reads configs with {only!r} there."
-            )
+    refuse_other(values, _ONLY)
     D = values.get("hidden_size")
     if D is not None and values.get("embedding_size") not in (None, D):
         raise ValueError(

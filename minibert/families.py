@@ -87,6 +87,17 @@ def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
         **more)
 
 
+_GPT = """
+words                                  transformer.wte
+positions                              transformer.wpe
+encoder.layers.#.attention_norm        transformer.h.#.ln_1
+LAYER.query,LAYER.key,LAYER.value      transformer.h.#.attn.c_attn|transposed
+LAYER.output                           transformer.h.#.attn.c_proj|transposed
+encoder.layers.#.output_norm           transformer.h.#.ln_2
+encoder.layers.#.feed_forward.up       transformer.h.#.mlp.c_fc|transposed
+encoder.layers.#.feed_forward.down     transformer.h.#.mlp.c_proj|transposed
+encoder.norm                           transformer.ln_f
+""".replace("LAYER", "encoder.layers.#.attention")
 _ANGLES = {"roformer.encoder.embed_positions.weight": "minibert.rotary:angle_table"}
 _OWN = _POOLER + "classifier mean_classifier"  # no class of theirs pools the mean
 _DEEP = "bert.pooler classifier.dense\nclassifier classifier.out_proj"
@@ -102,6 +113,10 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         "roformer", "cls", _DEEP, derived=_ANGLES),
     ("roformer", "RoFormerForMeanClassification"): _classifier(
         "roformer", "mean", _OWN, derived=_ANGLES),
+    ("gpt2", "GPT2LMHeadModel"): Family(
+        "minibert.gpt:GPTConfig", "minibert.gpt:GPTForCausalLM", _GPT, "transformer.",
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        ignored=(".attn.bias", ".attn.masked_bias")),
 }
 
 # %% ../nbs/appendix/families.ipynb #f7fad59b

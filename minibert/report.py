@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from dataclasses import replace
 from pathlib import Path
+
+from torch import nn
 
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
@@ -16,45 +19,53 @@ from .checkpoints import read_metrics
 from .core import write_whole
 from .corpus import Corpus
 from .documents import load_documents
-from .evaluation import evaluate_pretraining
+from .evaluation import evaluate, evaluate_pretraining
+from .families import family_of, resolve
 from .heads import BertForPreTraining, fill_mask, next_sentence
+from .kinds import KINDS, examples_of
 from .pairs_parts import read_objectives
 from .parallel import join_processes
 from .recipe import PretrainOptions
 from .runs import Run, open_run, ruler, seconds_a_step, training_config
 from .stories import stories
 from .tokenizer import WordPieceTokenizer
-from .training import make_sampler
 from .weights import save_pretrained
 
 # %% auto #0
-__all__ = ['QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'with_text', 'figures', 'accuracies',
-           'questions', 'what_it_learned', 'draw_curves', 'finish']
+__all__ = ['QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs', 'measure_windows',
+           'with_text', 'figures', 'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'draw_curves',
+           'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
     "A line about what is trained, and where."
     if join_processes()[0]: return
     training, config = training_config(run.options), run.config
+    unit = KINDS[run.options.model].unit
     print(f"Training in {run.folder}: {config.num_hidden_layers} layers, "
           f"{config.hidden_size} wide, {config.vocab_size:,} pieces; "
-          f"{training.steps:,} steps of {training.batch_size} pairs of "
+          f"{training.steps:,} steps of {training.batch_size} {unit} of "
           f"{training.length} tokens, {training.optimizer}, {training.precision}.",
           flush=True)
 
 
-def say_how_long(run: Run, model: BertForPreTraining) -> None:
+def say_how_long(run: Run, model: nn.Module) -> None:
     "A line more where the run will take over two minutes on this machine."
     training, backend = training_config(run.options), run.options.backend
     if training.steps < 200 or join_processes()[1] > 1: return
-    sampler = make_sampler(run.train, run.tokenizer, training)
+    sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     each = seconds_a_step(model, sampler, training, backend, first=1, least=1, seconds=1)
     if said := forecast(each * training.steps, training.steps, training.steps):
         print(f"That takes {said}, {each:.3f} s a step.", flush=True)
 
 # %% ../nbs/appendix/report.ipynb #b28050b6
-def measure(model: BertForPreTraining, run: Run) -> dict:
+def measure(model: nn.Module, run: Run) -> dict:
     "The held-out figures beside their baselines, where known; the same each time."
+    return resolve(KINDS[run.options.model].figures)(model, run)
+
+
+def measure_pairs(model: BertForPreTraining, run: Run) -> dict:
+    "The figures of a model that learned from sentence pairs."
     about = {}
     if run.train is not None:
         about = dict(counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
@@ -62,10 +73,20 @@ def measure(model: BertForPreTraining, run: Run) -> dict:
         about["stories"] = stories(run.val.n_documents, split="validation")
     return evaluate_pretraining(model, ruler(run), **about)
 
+
+def measure_windows(model: nn.Module, run: Run) -> dict:
+    "The figures of a model that continues texts."
+    windows = ruler(run)
+    if run.train is not None:
+        training = training_config(run.options)
+        windows = windows.with_baselines(
+            examples_of(run.options.model, run.train, run.tokenizer, training))
+    return evaluate(model, windows)
+
 # %% ../nbs/appendix/report.ipynb #76ba0421
 def with_text(
     checkpoint: str,  # a run's folder, or any checkpoint
-    model: BertForPreTraining,  # what is in it
+    model: nn.Module,  # what is in it
     dataset: str,
     name: str | None = None,  # the data set's configuration
     text_column: str = "text",
@@ -74,7 +95,10 @@ def with_text(
     folder, config = Path(checkpoint), model.config
     if (folder / "run.yaml").exists(): run = open_run(folder)
     else:
-        options = PretrainOptions(length=min(128, config.max_position_embeddings))
+        name = family_of(model)[0]
+        kind = next((k for k in KINDS if name in KINDS[k].architectures), "bert")
+        length = min(128, config.max_position_embeddings)
+        options = PretrainOptions(**KINDS[kind].own | dict(model=kind, length=length))
         tokenizer = WordPieceTokenizer.from_pretrained(checkpoint)
         run = Run(folder, options, config, tokenizer, None, None)
     documents = load_documents(dataset, name, "validation", text_column)
@@ -86,6 +110,16 @@ def figures(summary: dict) -> str:
     "The held-out figures as a table, each beside its baseline."
     row = "  {:26}{:>12}{:>12}{:>12}{:>10}".format
     lines = [row("on held-out text", "this model", "unigram", "bigram", "best")]
+    if "clm_loss" in summary:
+        names = [name for name in ("clm", "unigram", "bigram") if f"{name}_loss" in summary]
+        nats = [summary[f"{name}_loss"] for name in names]
+        rest = [""] * (4 - len(names))
+        per_byte = summary["bits_per_byte"] / summary["clm_loss"]
+        lines += [
+            row("next token, loss", *(f"{x:.3f}" for x in nats), *rest),
+            row("next token, perplexity", *(f"{math.exp(x):.2f}" for x in nats), *rest),
+            row("bits per byte", *(f"{x * per_byte:.3f}" for x in nats), *rest),
+            row("next token, accuracy", f"{summary['clm_accuracy']:.1%}", "", "", "")]
     if "mlm_loss" in summary:
         sources = "mlm", "unigram", "bigram"
         losses = [summary[f"{name}_loss"] for name in sources]
@@ -143,7 +177,12 @@ def questions(
     return asked, pairs
 
 # %% ../nbs/appendix/report.ipynb #9750a0a7
-def what_it_learned(model: BertForPreTraining, run: Run) -> str:
+def what_it_learned(model: nn.Module, run: Run) -> str:
+    "Answers to questions about the held-out text, or texts that the model wrote."
+    return resolve(KINDS[run.options.model].told)(model, run)
+
+
+def answers(model: BertForPreTraining, run: Run) -> str:
     "The likeliest pieces for four [MASK]s and the verdict on two pairs, as text."
     asked, pairs = questions(run, model.config.max_position_embeddings)
     learned, lines = read_objectives(run.options.objectives), []
@@ -162,9 +201,19 @@ def what_it_learned(model: BertForPreTraining, run: Run) -> str:
                   f"; in truth {'it does' if really else 'it is from another text'}"]
     return "\n".join(lines)
 
+# %% ../nbs/appendix/report.ipynb #1a987043
+def texts(model: nn.Module, run: Run) -> str:
+    "Three texts that the model wrote from nothing, as text."
+    from minibert.gpt import continue_texts
+    written = continue_texts(model, run.tokenizer, [""], 80, samples=3, temperature=0.8)
+    lines = [textwrap.fill(text, 88, initial_indent="  ", subsequent_indent="    ")
+             for text in written]
+    return "\n".join(["", "Three texts that it wrote:", *lines])
+
 # %% ../nbs/appendix/report.ipynb #d46e5958
-OBJECTIVES = {"mlm": "masked words", "nsp": "next sentence"}  # as a figure calls them
-GUESSERS = {"mlm": "unigram", "nsp": "coin"}
+OBJECTIVES = {  # as a figure calls them
+    "mlm": "masked words", "nsp": "next sentence", "clm": "next token"}
+GUESSERS = {"mlm": "unigram", "nsp": "coin", "clm": "unigram"}
 
 
 def draw_curves(lines: list[dict], summary: dict):
@@ -190,7 +239,7 @@ def draw_curves(lines: list[dict], summary: dict):
     return show_curves(curves, lines=base, alt=alt)
 
 # %% ../nbs/appendix/report.ipynb #83b5bfd3
-def finish(model: BertForPreTraining, seconds: float, run: Run) -> dict:
+def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
     model = model.cpu()
     save_pretrained(model, run.tokenizer, run.folder)

@@ -14,25 +14,30 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
+from torch import nn
 from tqdm import tqdm
 
 from .callbacks import Callback, TensorBoard
 from .checkpoints import list_checkpoints, only_run_in, seconds_trained
-from .config import BertConfig
+from .config_files import config_text
 from .core import choose_precision, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
-from .evaluation import evaluate_pretraining
+from .evaluation import evaluate
+from .families import family_of, find_family, resolve
+from .files import read_kind
 from .finetune_runs import FinetuneConfig, run_finetuning
 from .heads import BertForPreTraining
+from .kinds import KINDS, examples_of, with_dropout
 from .optimizers import make_optimizers
 from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .recipe import (
     BACKENDS, PretrainOptions, TrainingConfig, as_yaml, read_options)
 from .tokenizer import WordPieceTokenizer
-from .training import make_sampler, pretrain, resume, train_step
+from .training import fit, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
@@ -45,25 +50,26 @@ __all__ = ['VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_co
 def first_form(
     options: PretrainOptions,
     texts: Iterable,  # documents, for the vocabulary
-) -> tuple[BertConfig, WordPieceTokenizer]:
+) -> tuple[Any, WordPieceTokenizer]:
     "The model's sizes and a vocabulary learned from the text."
     tokenizer = WordPieceTokenizer.train(
         sample_sentences(texts), vocab_size=options.vocab_size)
-    return BertConfig.preset(
-        options.size, vocab_size=tokenizer.vocab_size,
-        max_position_embeddings=options.max_position_embeddings or options.length,
-        model_type="roformer" if options.positions == "rotary" else "bert"), tokenizer
+    sizes = resolve(KINDS[options.model].config)
+    return sizes(options, tokenizer.vocab_size), tokenizer
 
 
-def old_form(options: PretrainOptions, folder: Path) -> tuple[BertConfig, WordPieceTokenizer]:
+def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     "Those of `--start`, whose weights are kept in `folder`."
     model = load_pretrained(options.start)
+    if family_of(model)[0] not in KINDS[options.model].architectures:
+        raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
+                         f"{options.model}: start from a model of the same kind.")
     tokenizer = WordPieceTokenizer.from_pretrained(options.start)
     save_pretrained(model, tokenizer, folder)
     return model.config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #7ba04a6c
-def prepare(options: PretrainOptions, folder: Path) -> tuple[BertConfig, WordPieceTokenizer]:
+def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     "Keep vocabulary, sizes and the ids of both splits in `folder`, ready to train."
     train, val = (
         load_documents(options.dataset, options.name, split, options.text_column,
@@ -72,15 +78,15 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[BertConfig, WordPie
     if options.start is None: config, tokenizer = first_form(options, train)
     else: config, tokenizer = old_form(options, folder)
     if options.length > (room := config.max_position_embeddings):
-        raise ValueError(f"Pairs of {options.length} tokens do not fit a model that "
+        unit = KINDS[options.model].unit.capitalize()
+        raise ValueError(f"{unit} of {options.length} tokens do not fit a model that "
                          f"reads {room}: give --length {room} or less, or a model that "
                          "was begun with a larger --max-position-embeddings.")
-    config = replace(config, hidden_dropout_prob=options.dropout,
-                     attention_probs_dropout_prob=options.dropout)
+    config = with_dropout(config, options.dropout)
     Corpus.build(train, tokenizer, folder / "corpus", options.processes)
     Corpus.build(val, tokenizer, folder / "val")
     tokenizer.save_pretrained(folder)
-    config.to_json_file(folder / "config.json")
+    write_whole(folder / "config.json", config_text(config.to_dict()))
     return config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #542d03fe
@@ -99,7 +105,7 @@ class Run:
 
     folder: Path
     options: PretrainOptions  # those that it was started with
-    config: BertConfig
+    config: Any  # a BertConfig, or another model's
     tokenizer: WordPieceTokenizer
     train: Corpus | None
     val: Corpus | None
@@ -112,16 +118,18 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
         raise FileNotFoundError(f"{folder} is not the folder of a run: give one that "
                                 "minibert pretrain made.")
     options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
-    config = BertConfig.from_json_file(folder / "config.json")
+    _, _, config = read_kind(folder)
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
     return Run(folder, options, config, tokenizer, *texts)
 
 # %% ../nbs/appendix/runs.ipynb #e34291c3
-def fresh_model(run: Run) -> BertForPreTraining:
+def fresh_model(run: Run) -> nn.Module:
     "A run's model before its first step, on the device where it will train."
     if (run.folder / "model.safetensors").exists(): model = load_pretrained(run.folder)
-    else: model = BertForPreTraining(run.config, seeded(run.options.seed, 0, 2))
+    else:
+        _, family = find_family(run.config.model_type)
+        model = resolve(family.model)(run.config, seeded(run.options.seed, 0, 2))
     return model.to(own_device())
 
 # %% ../nbs/appendix/runs.ipynb #7ed72bcc
@@ -230,7 +238,7 @@ def start_run(options: PretrainOptions, aside: Path, folder: Path) -> None:
     config, tokenizer = prepare(options, aside)
     training = training_config(options)
     corpus = Corpus.open(aside / "corpus", tokenizer, check=False)
-    sampler = make_sampler(corpus, tokenizer, training)  # refuses what makes no pairs
+    sampler = examples_of(options.model, corpus, tokenizer, training)  # may refuse
     if options.minutes is not None:
         run = Run(aside, options, config, tokenizer, corpus, None)
         steps = steps_in(options.minutes, fresh_model(run), sampler, training,
@@ -257,7 +265,7 @@ def make_run(options: PretrainOptions) -> int:  # the folder's number; 0 where -
     return int(folder.name) if options.out is None else 0
 
 # %% ../nbs/appendix/runs.ipynb #79e8d839
-def begin(options: PretrainOptions) -> tuple[Run, BertForPreTraining]:
+def begin(options: PretrainOptions) -> tuple[Run, nn.Module]:
     "A new run, opened, and its model before the first step."
     if options.minutes is not None and join_processes()[1] > 1:
         raise ValueError("Minutes can be measured by one process only: give --steps.")
@@ -270,11 +278,11 @@ def begin(options: PretrainOptions) -> tuple[Run, BertForPreTraining]:
 VAL_SEED = 20181011  # the same masks for every model with this vocabulary
 
 
-def ruler(run: Run) -> PairSampler:
-    "The held-out pairs and masks with which a run is measured."
+def ruler(run: Run) -> Any:  # a PairSampler, or other examples
+    "The held-out questions with which a run is measured."
     training = TrainingConfig(length=run.options.length, seed=VAL_SEED,
                               objectives=run.options.objectives)
-    return make_sampler(run.val, run.tokenizer, training)
+    return examples_of(run.options.model, run.val, run.tokenizer, training)
 
 # %% ../nbs/appendix/runs.ipynb #75679b81
 def at_checkpoints(run: Run) -> Callback | None:
@@ -283,13 +291,12 @@ def at_checkpoints(run: Run) -> Callback | None:
     steps = min(training.steps, training.checkpoint_steps)
     batches = min(20, steps * training.batch_size // 100 // 32)
     if not batches: return None
-    sampler = ruler(run)
+    sampler, names = ruler(run), KINDS[run.options.model].kept
 
-    def ask(model: BertForPreTraining) -> dict[str, float]:
-        told = evaluate_pretraining(model, sampler, batches=batches)
+    def ask(model: nn.Module) -> dict[str, float]:
+        told = evaluate(model, sampler, batches=batches)
         losses = [told[f"{name}_loss"] for name in sampler.objectives]
-        kept = {f"val_{name}": told[name] for name in ("mlm_loss", "mlm_accuracy")
-                if name in told}
+        kept = {f"val_{name}": told[name] for name in names if name in told}
         return dict(val_loss=sum(losses)) | kept
     return Callback(measure=ask)
 
@@ -343,16 +350,16 @@ def train_by_hand(
 # %% ../nbs/appendix/runs.ipynb #a9e3c8c9
 def train(
     run: Run,
-    model: BertForPreTraining,
-) -> tuple[BertForPreTraining, float]:  # the seconds that its training took
+    model: nn.Module,
+) -> tuple[nn.Module, float]:  # the seconds that its training took
     "Train the model from its first step to its last."
     training = training_config(run.options)
-    sampler = make_sampler(run.train, run.tokenizer, training)
+    sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     callbacks, start = callbacks_for(run), time.monotonic()
     if run.options.backend == "numpy":
         model = train_by_hand(model.cpu(), sampler, training, run.folder, callbacks)
         return model, round(time.monotonic() - start, 3)
-    pretrain(model, sampler, training, run.folder, callbacks=callbacks)
+    fit(model, sampler, training, run.folder, callbacks=callbacks)
     return model, seconds_trained(run.folder)
 
 # %% ../nbs/appendix/runs.ipynb #a7c10e55
@@ -391,7 +398,7 @@ def check_resumed(
 def go_on(
     options: PretrainOptions,  # those of the run, perhaps with others of FREE
     folder: str | Path,  # of a run that was stopped
-) -> tuple[Run, BertForPreTraining, float]:  # the seconds of all its training
+) -> tuple[Run, nn.Module, float]:  # the seconds of all its training
     "Finish a run that was stopped, bit for bit as if it had not been."
     run = open_run(folder)
     if run.options.backend == "numpy":
@@ -402,13 +409,13 @@ def go_on(
     run = replace(run, options=options)
     if not list_checkpoints(folder): return run, *begin_again(run)
     training = training_config(run.options)
-    sampler = make_sampler(run.train, run.tokenizer, training)
+    sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     model, _ = resume(folder, sampler, training, device=own_device(),
                       callbacks=callbacks_for(run))
     return run, model, seconds_trained(folder)
 
 # %% ../nbs/appendix/runs.ipynb #f22b15f2
-def begin_again(run: Run) -> tuple[BertForPreTraining, float]:
+def begin_again(run: Run) -> tuple[nn.Module, float]:
     "Train a run from step 0 that was stopped before its first checkpoint."
     trained = (run.folder / "model.safetensors").exists() and not run.options.start
     if trained or (run.folder / "summary.json").exists():

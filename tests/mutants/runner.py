@@ -69,6 +69,9 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "train_state": "training scale",
     "training": "training scale",
     "evaluation": "evaluation",
+    "windows": "gpt",
+    "prompts": "gpt",
+    "gpt": "gpt",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
