@@ -223,7 +223,12 @@ def _packed_mask_loop(texts):
 
 
 def _packed_infinite(texts):
-    return torch.zeros_like(_packed_mask(texts)).masked_fill(_packed_mask(texts) < 0, -torch.inf)
+    mask = _packed_mask(texts)
+    return torch.zeros_like(mask).masked_fill(mask < 0, -torch.inf)
+
+
+def _padding_alone(texts):  # (B, 1, 1, S): one row for all queries
+    return (texts == 0).double()[:, None, None] * torch.finfo(torch.float64).min
 
 
 PACKED_MASK = Exercise(
@@ -234,7 +239,7 @@ PACKED_MASK = Exercise(
               "columns of padding, too.", change=("same & (texts > 0)[:, None]", "same")),
         Wrong("Your mask hides the padding alone, so tokens still look into other texts: "
               "compare the text of each query with that of each key.",
-              change=("same & (texts > 0)[:, None]", "(same | True) & (texts > 0)[:, None]")),
+              answer=_padding_alone),
         Wrong("The axis for the heads is missing: give (B, 1, S, S), or the texts of the "
               "batch would be taken for heads.", change=("[:, None] * lowest", "* lowest")),
         Wrong("Your mask is the wrong way round: it hides a token's own text and shows the "
