@@ -13,7 +13,7 @@ from ..core import seeded
 from ..exercises import Exercise, Wrong
 
 # %% auto #0
-__all__ = ['ONE_QUERY', 'HEAD_COST', 'ORDER_MASK']
+__all__ = ['ONE_QUERY', 'HEAD_COST', 'ORDER_MASK', 'PACKED_MASK']
 
 # %% ../../nbs/answers/04_attention.ipynb #df419dab
 def _probes_1():
@@ -194,5 +194,78 @@ ORDER_MASK = Exercise(
         "    lowest = torch.finfo(torch.float64).min\n"
         "    mask = torch.full((S, S), lowest, dtype=torch.float64)\n"
         "    return mask...  # keep a triangle of it, and 0 elsewhere\n",
+    ),
+)
+
+# %% ../../nbs/answers/04_attention.ipynb #abd9558f
+def _probes_4():
+    "Two texts and padding; three texts; texts whose tokens take turns."
+    yield (torch.tensor([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 3, 3, 0]]),)
+    yield (torch.tensor([[1, 2, 2, 3, 3]]),)
+    yield (torch.tensor([[1, 2, 1, 2], [2, 2, 1, 0], [1, 1, 1, 1]]),)
+
+
+def _packed_mask(texts):
+    lowest = torch.finfo(torch.float64).min
+    same = texts[:, :, None] == texts[:, None]  # (B, S, S)
+    seen = same & (texts > 0)[:, None]  # padding is no key
+    return (~seen).double()[:, None] * lowest
+
+
+def _packed_mask_loop(texts):
+    B, S = texts.shape
+    mask = torch.full((B, 1, S, S), torch.finfo(torch.float64).min, dtype=torch.float64)
+    for b, row in enumerate(texts.tolist()):
+        for i, own in enumerate(row):
+            for j, other in enumerate(row):
+                if own == other != 0: mask[b, 0, i, j] = 0
+    return mask
+
+
+def _packed_infinite(texts):
+    mask = _packed_mask(texts)
+    return torch.zeros_like(mask).masked_fill(mask < 0, -torch.inf)
+
+
+def _padding_alone(texts):  # (B, 1, 1, S): one row for all queries
+    return (texts == 0).double()[:, None, None] * torch.finfo(torch.float64).min
+
+
+PACKED_MASK = Exercise(
+    "04.4", "complete", "texts that must not meet",
+    reference=_packed_mask, variants=(_packed_mask_loop,), probes=_probes_4,
+    wrong=(
+        Wrong("In your mask padding may look at padding, because 0 equals 0: hide the "
+              "columns of padding, too.", change=("same & (texts > 0)[:, None]", "same")),
+        Wrong("Your mask hides the padding alone, so tokens still look into other texts: "
+              "compare the text of each query with that of each key.",
+              answer=_padding_alone),
+        Wrong("The axis for the heads is missing: give (B, 1, S, S), or the texts of the "
+              "batch would be taken for heads.", change=("[:, None] * lowest", "* lowest")),
+        Wrong("Your mask is the wrong way round: it hides a token's own text and shows the "
+              "others.", change=("~seen", "seen")),
+        Wrong("You hide later tokens as well. BERT looks both ways: only the text counts.",
+              change=("seen = same &", "seen = same.tril() &")),
+        Wrong("You return True and False: give numbers to add to the scores, 0 where a "
+              "query may look, and the lowest number where it may not.",
+              change=("(~seen).double()[:, None] * lowest", "seen[:, None]")),
+        Wrong("You return ones and zeros. They are added to the scores and hide nothing: "
+              "give 0 where a query may look, and the lowest number where it may not.",
+              change=("(~seen).double()[:, None] * lowest", "seen.double()[:, None]")),
+        Wrong("You hide with minus infinity, and a row of padding that is all minus "
+              "infinity becomes NaN: take the lowest finite number.",
+              answer=_packed_infinite),
+    ),
+    hints=(
+        "When may query i look at key j? There are two conditions, one about i and j "
+        "together and one about j alone.",
+        "Reread [Padding: the wrong way and the right way]"
+        "(04_attention.ipynb#Padding:-the-wrong-way-and-the-right-way). There the mask had "
+        "one row for all queries. Here each query has its own.",
+        "A skeleton:\n"
+        "def packed_mask(texts):\n"
+        "    same = texts[:, :, None] == ...  # (B, S, S)\n"
+        "    seen = same & ...                # padding is no key\n"
+        "    return (~seen).double()[:, None] * torch.finfo(torch.float64).min\n",
     ),
 )
