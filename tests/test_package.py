@@ -164,11 +164,34 @@ def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)\s]+)\)", text):
         name, _, anchor = target.partition("#")
         assert (path.parent / name).exists(), target
-        if anchor and name.endswith(".ipynb"):
-            cells = json.loads((path.parent / name).read_text(encoding="utf8"))["cells"]
-            headings = [re.sub(r"^#+ ", "", line).replace(" ", "-") for cell in cells if cell["cell_type"] == "markdown"
-                        for line in "".join(cell["source"]).splitlines() if line.startswith("#")]
-            assert anchor in headings, target
+        if anchor: assert anchor in headings(path.parent / name), target
+
+
+def headings(path):
+    "The anchors of a page, as Jupyter makes them."
+    text = path.read_text(encoding="utf8")
+    if path.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
+    return [re.sub(r"^#+ ", "", line).replace(" ", "-") for line in text.splitlines() if line.startswith("#")]
+
+
+def test_each_term_of_the_glossary_is_linked_from_the_chapter_that_builds_it():
+    text = (ROOT / "nbs/guides/glossary.md").read_text(encoding="utf8")
+    terms = re.findall(r"^### (.+)\n\n.*\(\[chapter (\d+)\]\(\.\./(.+?)\)\)$", text, re.M)
+    assert len(terms) == text.count("### ") > 50
+    for term, number, name in terms:
+        assert name.startswith(f"{int(number):02}_"), term
+        assert f"](guides/glossary.md#{term.replace(' ', '-')})" in (ROOT / "nbs" / name).read_text(encoding="utf8"), (term, name)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "nbs").glob("[0-9]*.ipynb")), ids=lambda p: p.stem)
+def test_a_chapter_opens_in_colab(path):
+    "Its link names it, and the first cell of code installs the package where it is missing, before anything is imported from it."
+    cells = json.loads(path.read_text(encoding="utf8"))["cells"]
+    assert f"https://colab.research.google.com/github/minibert/minibert/blob/main/nbs/{path.name})" in "".join(cells[0]["source"])
+    first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
+    guard = 'if find_spec("minibert") is None:  # in Colab\n    %pip install -q "minibert[extra] @ git+https://github.com/minibert/minibert"\n'
+    assert guard in first and "from minibert" not in first[: first.index(guard)]
 
 
 def test_export_leaves_pyproject_alone(copy):
