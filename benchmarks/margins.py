@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
+from IPython.core.inputtransformer2 import TransformerManager
+
 ROOT = Path(__file__).resolve().parent.parent
 SIGN = {ast.Lt: 1, ast.LtE: 1, ast.Gt: -1, ast.GtE: -1}
 
@@ -110,7 +112,7 @@ def run_notebook(path: Path, seed: int, threads: int, precision: str) -> dict:
     sys.path.insert(0, str(path.parent))
     cells = json.loads(path.read_text(encoding="utf8"))["cells"]
     for cell in cells:
-        source = "".join(cell["source"])
+        source = TransformerManager().transform_cell("".join(cell["source"]))  # a %pip line
         if cell["cell_type"] != "code" or source.startswith(("#| hub", "#| slow", "#| eval: false")): continue
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             try:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from conftest import ROOT
 from mutants.bank import Mutant, patch, read_bank
@@ -69,7 +70,7 @@ def test_places_are_still_there():
     for mutant in BANK:
         source = (ROOT / "minibert" / f"{mutant.module}.py").read_text(encoding="utf8")
         compile(patch(source, mutant), str(mutant), "exec")
-        for source in cells(mutant): compile(source, str(mutant), "exec")
+        for source in cells(mutant): compile(TransformerManager().transform_cell(source), str(mutant), "exec")
 
 
 def test_place_that_is_gone_is_said():

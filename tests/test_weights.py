@@ -253,7 +253,7 @@ def test_nothing_is_said_before_it_is_refused(folder):
 
 
 @pytest.mark.parametrize("change, says", [
-    ({"model_type": "gpt2"}, "gpt2"), ({"model_type": "distilbert"}, "distilbert"), ({"is_decoder": True}, "is_decoder"),
+    ({"model_type": "llama"}, "llama"), ({"model_type": "distilbert"}, "distilbert"), ({"is_decoder": True}, "is_decoder"),
     ({"num_hidden_layers": 3}, "lacks"), ({"num_hidden_layers": 1}, "no place"), ({"hidden_size": 28}, "(31, 28)"),
     ({"vocab_size": 7}, "(7, 24)"), ({"hidden_act": "silu"}, "silu"), ({"num_attention_heads": 5}, "5"),
     ({"position_embedding_type": "relative_key"}, "relative_key")])
