@@ -30,6 +30,7 @@ class Family:
     ignored: tuple = ()  # endings of their names that are no parameters
     beside: tuple = ()  # beginnings of names that their class has no place for
     derived: dict = field(default_factory=dict)  # their name -> "module:function(config)"
+    complete: str = ""  # "module:function(config, state)": what only the tensors tell
 
 # %% ../nbs/appendix/families.ipynb #9c5de244
 def resolve(place: Any) -> Any:
@@ -98,6 +99,29 @@ encoder.layers.#.feed_forward.up       transformer.h.#.mlp.c_fc|transposed
 encoder.layers.#.feed_forward.down     transformer.h.#.mlp.c_proj|transposed
 encoder.norm                           transformer.ln_f
 """.replace("LAYER", "encoder.layers.#.attention")
+_STACK = """
+STACK.bias.table                 STACK.block.0.layer.0.SelfAttention.relative_attention_bias
+STACK.layers.#.attention.query   STACK.block.#.layer.0.SelfAttention.q
+STACK.layers.#.attention.key     STACK.block.#.layer.0.SelfAttention.k
+STACK.layers.#.attention.value   STACK.block.#.layer.0.SelfAttention.v
+STACK.layers.#.attention.output  STACK.block.#.layer.0.SelfAttention.o
+STACK.layers.#.attention_norm    STACK.block.#.layer.0.layer_norm
+STACK.layers.#.cross.query       STACK.block.#.layer.1.EncDecAttention.q
+STACK.layers.#.cross.key         STACK.block.#.layer.1.EncDecAttention.k
+STACK.layers.#.cross.value       STACK.block.#.layer.1.EncDecAttention.v
+STACK.layers.#.cross.output      STACK.block.#.layer.1.EncDecAttention.o
+STACK.layers.#.cross_norm        STACK.block.#.layer.1.layer_norm
+STACK.layers.#.feed_forward.up   STACK.block.#.layer.LAST.DenseReluDense.wi
+STACK.layers.#.feed_forward.down STACK.block.#.layer.LAST.DenseReluDense.wo
+STACK.layers.#.gated.up          STACK.block.#.layer.LAST.DenseReluDense.wi_0
+STACK.layers.#.gated.gate        STACK.block.#.layer.LAST.DenseReluDense.wi_1
+STACK.layers.#.gated.down        STACK.block.#.layer.LAST.DenseReluDense.wo
+STACK.layers.#.output_norm       STACK.block.#.layer.LAST.layer_norm
+STACK.norm                       STACK.final_layer_norm
+"""
+_T5 = "words shared\nhead lm_head\n" + "".join(
+    _STACK.replace("STACK", stack).replace("LAST", last)
+    for stack, last in (("encoder", "1"), ("decoder", "2")))
 _ANGLES = {"roformer.encoder.embed_positions.weight": "minibert.rotary:angle_table"}
 _OWN = _POOLER + "classifier mean_classifier"  # no class of theirs pools the mean
 _DEEP = "bert.pooler classifier.dense\nclassifier classifier.out_proj"
@@ -117,6 +141,13 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         "minibert.gpt:GPTConfig", "minibert.gpt:GPTForCausalLM", _GPT, "transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
         ignored=(".attn.bias", ".attn.masked_bias")),
+    ("t5", "T5ForConditionalGeneration"): Family(
+        "minibert.t5:T5Config", "minibert.t5:T5ForConditionalGeneration", _T5,
+        tied={"encoder.embed_tokens.weight": "shared.weight",
+              "decoder.embed_tokens.weight": "shared.weight",
+              "lm_head.weight": "shared.weight"},  # where the model has no head of its own
+        ignored=("EncDecAttention.relative_attention_bias.weight",),  # Google's, unused
+        complete="minibert.t5:read_head"),
 }
 
 # %% ../nbs/appendix/families.ipynb #f7fad59b

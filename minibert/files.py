@@ -28,7 +28,7 @@ from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 
 # %% auto #0
-__all__ = ['read_sizes', 'read_kind', 'empty_model', 'read_tensors', 'find_checkpoint', 'read_all', 'checked_state',
+__all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'read_tensors', 'find_checkpoint', 'read_all', 'checked_state',
            'their_state', 'write_model', 'build_model', 'read_weights', 'whole_folder']
 
 # %% ../nbs/appendix/files.ipynb #c1f0a009
@@ -52,6 +52,11 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
 def empty_model(family: Family, config: Any) -> nn.Module:
     "A model without numbers, on the device `meta`."
     with torch.device("meta"): return resolve(family.model)(config)
+
+
+def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # a config
+    "The config, with what only the tensors of a checkpoint tell."
+    return resolve(family.complete)(config, state) if family.complete else config
 
 # %% ../nbs/appendix/files.ipynb #0951f5a5
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
@@ -166,7 +171,7 @@ def _tidy(state: dict[str, Tensor], family: Family, wanted: set[str]) -> dict[st
             raise ValueError(f"The checkpoint holds {full} under two names: keep one.")
         tidy[full] = tensor
     for copy, first in family.tied.items():
-        if copy not in tidy: continue
+        if copy not in tidy or copy in wanted: continue  # wanted: it isn't tied here
         tensor = tidy.pop(copy)
         if not torch.equal(tidy.setdefault(first, tensor), tensor):
             raise ValueError(f"The checkpoint's {copy} differs from its {first}: this "
@@ -257,7 +262,7 @@ def write_model(model: nn.Module, folder: Path) -> None:
     if side: write_whole(folder / _SIDE, save(side, {"format": "pt"}))
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
     values = model.config.to_dict() | dict(architectures=[name], dtype=dtype)
-    if family.tied: values |= dict(tie_word_embeddings=True)
+    if family.tied: values = dict(tie_word_embeddings=True) | values
     write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
     write_whole(folder / "model.safetensors", save(state, {"format": "pt"}))
 

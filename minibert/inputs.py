@@ -83,7 +83,8 @@ def check_input(
 
 # %% ../nbs/appendix/inputs.ipynb #f098dff6
 def _unknown_id(config: BertConfig, input_ids: Tensor, types: Tensor | None) -> str:
-    sizes = dict(vocab_size=config.vocab_size, type_vocab_size=config.type_vocab_size)
+    types_known = getattr(config, "type_vocab_size", 0)  # GPT and T5 have no types
+    sizes = dict(vocab_size=config.vocab_size, type_vocab_size=types_known)
     named = zip(("input_ids", "token_type_ids"), (input_ids, types), sizes.items())
     for name, given, (size, n) in named:
         if given is not None and not 0 <= given.min() <= given.max() < n:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .families import family_of, find_family, into_ours, unroll
 from .files import (
-    checked_state, empty_model, find_checkpoint, read_all, read_kind, read_sizes,
-    their_state, whole_folder, write_model)
+    checked_state, completed, empty_model, find_checkpoint, read_all, read_kind,
+    read_sizes, their_state, whole_folder, write_model)
 from .model import initialise_
 from .tokenizer import WordPieceTokenizer
 
@@ -47,6 +47,7 @@ def from_hf(
         config = read_sizes(state.config.to_dict(), architecture)
         state = state.state_dict()
     _, family = find_family(config.model_type, architecture)
+    config = completed(family, config, state)
     model = empty_model(family, config)
     own = model.state_dict()
     state, fresh = checked_state(state, family, config, own)
@@ -97,7 +98,7 @@ def to_hf(
 ) -> dict[str, Tensor]:  # their names -> our tensors themselves, where they are the same
     "The model's state dict in Hugging Face's names, tied tensors under both of theirs."
     (_, family), state = family_of(model), their_state(model)
-    return state | {copy: state[first] for copy, first in family.tied.items()}
+    return {copy: state[first] for copy, first in family.tied.items()} | state
 
 # %% ../nbs/13_weights.ipynb #61130a49
 def save_pretrained(

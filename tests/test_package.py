@@ -77,6 +77,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "finetune_runs": 19.5,
     "prompts": 19.8,
     "windows": 19.9,
+    "spans": 20.5,
     "bench": 24.5,
     "kinds": 88,
     "runs": 89,

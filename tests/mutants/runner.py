@@ -72,6 +72,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "windows": "gpt",
     "prompts": "gpt",
     "gpt": "gpt",
+    "spans": "t5",
+    "t5": "t5",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
