@@ -30,7 +30,7 @@ class Family:
     ignored: tuple = ()  # endings of their names that are no parameters
     beside: tuple = ()  # beginnings of names that their class has no place for
     derived: dict = field(default_factory=dict)  # their name -> "module:function(config)"
-    complete: str = ""  # "module:function(config, state)": what only the tensors tell
+    head: str = ""  # a name in `tied` that some checkpoints hold as a matrix of its own
 
 # %% ../nbs/appendix/families.ipynb #9c5de244
 def resolve(place: Any) -> Any:
@@ -147,7 +147,7 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
               "decoder.embed_tokens.weight": "shared.weight",
               "lm_head.weight": "shared.weight"},  # where the model has no head of its own
         ignored=("EncDecAttention.relative_attention_bias.weight",),  # Google's, unused
-        complete="minibert.t5:read_head"),
+        head="lm_head.weight"),
 }
 
 # %% ../nbs/appendix/families.ipynb #f7fad59b

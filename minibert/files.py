@@ -14,6 +14,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,13 @@ def empty_model(family: Family, config: Any) -> nn.Module:
 
 
 def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # a config
-    "The config, with what only the tensors of a checkpoint tell."
-    return resolve(family.complete)(config, state) if family.complete else config
+    "The config with the head that the tensors show; the file's flag may say otherwise."
+    if not family.head: return config
+    first = family.tied[family.head]  # the words, perhaps under another of their names
+    names = [first, *(copy for copy, to in family.tied.items() if to == first)]
+    words = next((state[name] for name in names if name in state), None)
+    head = state.get(family.head, words)
+    return replace(config, tie_word_embeddings=head is words or torch.equal(head, words))
 
 # %% ../nbs/appendix/files.ipynb #0951f5a5
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)

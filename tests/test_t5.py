@@ -252,7 +252,7 @@ def test_their_old_configs():
 @pytest.mark.parametrize("change, said", [
     (dict(is_encoder_decoder=False), "is_encoder_decoder"), (dict(feed_forward_proj="gated-silu"), "feed_forward_proj"),
     (dict(num_head=3), "did you mean 'num_heads'"), (dict(relative_attention_num_buckets=3), "buckets"),
-    (dict(relative_attention_max_distance=16), "half as far"), (dict(pad_token_id=101), "pad_token_id"),
+    (dict(relative_attention_max_distance=16), "over half of them"), (dict(pad_token_id=101), "pad_token_id"),
     (dict(d_kv=0), "d_kv"), (dict(eos_token_id=101), "eos_token_id")])
 def test_configs_that_describe_no_t5(change, said):
     with pytest.raises(ValueError, match=said): T5Config.from_dict(SMALL.to_dict() | change)
