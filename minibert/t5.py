@@ -31,7 +31,7 @@ from .prompts import check_prompt, check_sampling
 __all__ = ['T5Config', 'relative_buckets', 'RelativeBias', 'T5Attention', 'T5Layer', 'T5Stack', 'TextOutput', 'shift_right',
            'T5ForConditionalGeneration', 'generate_from']
 
-# %% ../nbs/21_t5.ipynb #420a3efe
+# %% ../nbs/21_t5.ipynb #63461616
 @dataclass(frozen=True)
 class T5Config:
     "The sizes of a T5, in Hugging Face's names; ValueError if they're impossible."
@@ -61,17 +61,17 @@ class T5Config:
                            ("num_decoder_layers", self.num_layers)):
             if getattr(self, name) is None: object.__setattr__(self, name, same)
         check_fields(self)
-        buckets, far = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        if buckets < 4 or far <= buckets // 2:
-            raise ValueError(f"There are {buckets} relative_attention_num_buckets up to {far}: "
+        n, far = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if n < 4 or far <= n // 2:
+            raise ValueError(f"There are {n} relative_attention_num_buckets, up to {far}: "
                              "give 4 or more, and a distance over half of them.")
         ids = self.pad_token_id, self.eos_token_id, self.decoder_start_token_id
         if max(ids) >= self.vocab_size:
-            raise ValueError(f"pad_token_id, eos_token_id and decoder_start_token_id are {ids}: "
+            raise ValueError(f"pad_token_id, eos_token_id, decoder_start_token_id: {ids}; "
                              f"give 0 to {self.vocab_size - 1}.")
 
     gated = property(lambda self: self.feed_forward_proj == "gated-gelu")
-    parts = property(lambda self: Parts("rms", True, self.gated, bias=False, positions="none"))
+    parts = property(lambda self: Parts("rms", True, self.gated, False, "none"))
     hidden_size = property(lambda self: self.d_model)
     num_attention_heads = property(lambda self: self.num_heads)
     intermediate_size = property(lambda self: self.d_ff)
@@ -88,14 +88,14 @@ class T5Config:
         refuse_unknown(values, names, kind="T5Config")
         return cls(**{n: values[n] for n in names if values.get(n) is not None})
 
-# %% ../nbs/21_t5.ipynb #d2942a89
+# %% ../nbs/21_t5.ipynb #3814f190
 def relative_buckets(
     distance: Tensor,  # whole numbers: the key's position less the query's
     both_sides: bool,  # may a query look at later keys?
     buckets: int = 32,
     far: int = 128,  # from here on, one bucket
 ) -> Tensor:  # of the same shape, 0 to buckets - 1
-    "The bucket of each distance: exact when near, then ever wider (Raffel et al. 2020, 2.1)."
+    "The bucket of each distance: exact when near, then ever wider (Raffel 2020, 2.1)."
     if both_sides:
         buckets //= 2
         side, distance = (distance > 0) * buckets, distance.abs()
@@ -193,7 +193,7 @@ class T5Layer(nn.Module):
             x = x + self.dropout(found)
         return x + self.dropout(self.feed(self.output_norm(x))), probs, seen
 
-# %% ../nbs/21_t5.ipynb #a844c6a9
+# %% ../nbs/21_t5.ipynb #2e3df34e
 class T5Stack(nn.Module):
     "The encoder or the decoder: layers that share one bias by distance, and a norm."
 
@@ -211,19 +211,18 @@ class T5Stack(nn.Module):
         memory: Tensor | None = None, memory_real: Tensor | None = None,  # (B, M, D), (B, M)
         cache: list[dict] | None = None,  # a dict for each layer, {} at first
         need_probs: bool = False,
-    ) -> tuple[list, list, list]:  # layers + 1 states; probs and cross probs by layer
+    ) -> tuple[list, tuple, tuple]:  # layers + 1 states; probs and cross probs by layer
         Q, S, dtype = hidden.shape[1], real.shape[1], score_dtype(hidden)
         mask = causal_mask(real, Q, dtype) if self.decoder else additive_mask(real, dtype)
-        bias = self.bias(Q, S).to(dtype)
-        if mask is not None: bias = bias + mask
+        bias = self.bias(Q, S).to(dtype) + (0 if mask is None else mask)
         memory_mask, hidden = additive_mask(memory_real, dtype), self.dropout(hidden)
-        states, probs, seen = [hidden], [], []
-        for layer, kept in zip(self.layers, cache or [None] * len(self.layers), strict=True):
-            hidden, *both = layer(hidden, bias, memory, memory_mask, kept, need_probs)
-            states.append(hidden)
-            for shown, new in zip((probs, seen), both): shown.append(new)
+        states, found = [hidden], []
+        caches = [None] * len(self.layers) if cache is None else cache
+        for layer, kept in zip(self.layers, caches, strict=True):
+            hidden, *probs = layer(hidden, bias, memory, memory_mask, kept, need_probs)
+            states.append(hidden), found.append(probs)
         states[-1] = self.dropout(self.norm(hidden))
-        return states, probs, seen
+        return states, *zip(*found)
 
 # %% ../nbs/21_t5.ipynb #a2f53d09
 @dataclass
@@ -250,7 +249,7 @@ def shift_right(
     ids = torch.cat([start, labels[:, :-1]], 1)
     return ids.masked_fill(ids == -100, config.pad_token_id)
 
-# %% ../nbs/21_t5.ipynb #eae8fdf9
+# %% ../nbs/21_t5.ipynb #3418b420
 class T5ForConditionalGeneration(nn.Module):
     "T5, versions 1.0 and 1.1: an encoder reads a text, and a decoder writes another."
 
@@ -264,9 +263,8 @@ class T5ForConditionalGeneration(nn.Module):
         sizes = dict(query=D * config.d_kv, output=config.num_heads * config.d_kv,
                      down=config.d_ff, words=D if plain else 1)
         for name, p in self.named_parameters():
-            if p.dim() < 2: continue  # the norms begin with 1
-            size = sizes.get(name.split(".")[-2], D) ** -0.5
-            nn.init.normal_(p, 0.0, config.initializer_factor * size, generator=generator)
+            std = config.initializer_factor * sizes.get(name.split(".")[-2], D) ** -0.5
+            if p.dim() > 1: nn.init.normal_(p, 0.0, std, generator=generator)  # norms: 1
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         "How many answers the loss is a mean of, in the batch that `forward` takes."
@@ -278,7 +276,7 @@ class T5ForConditionalGeneration(nn.Module):
         with checked(self.config, ids, attention_mask=real): hidden = self.words(ids)
         return self.encoder(hidden, real, need_probs=need_probs)[:2]
 
-    def write(self, ids: Tensor, memory: Tensor, memory_real: Tensor, *,
+    def write(self, ids: Tensor, memory: Tensor, memory_real: Tensor,
               real: Tensor | None = None, cache: list[dict] | None = None,
               need_probs: bool = False) -> tuple:
         "The decoder's states, probs and cross probs for ids (B, Q), behind a cache."
@@ -289,7 +287,7 @@ class T5ForConditionalGeneration(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:  # (..., D) to (..., V)
         "The head: the word table and a scale in version 1.0, its own matrix in 1.1."
-        if self.config.scale_decoder_outputs: hidden = hidden * self.config.d_model ** -0.5
+        if self.config.scale_decoder_outputs: hidden = hidden / math.sqrt(hidden.shape[-1])
         return F.linear(hidden, (self.head or self.words).weight)
 
     def forward(
@@ -303,14 +301,14 @@ class T5ForConditionalGeneration(nn.Module):
     ) -> TextOutput:
         if labels is not None:
             check_labels(input_ids[:, :1].expand(-1, labels.shape[-1]), labels, None)
-            if decoder_input_ids is None: decoder_input_ids = shift_right(labels, self.config)
-        if decoder_input_ids is None:
-            raise ValueError("The decoder has nothing to read: give labels, or "
-                             "decoder_input_ids that begin with the start id.")
+            shifted = shift_right(labels, self.config)
+            if decoder_input_ids is None: decoder_input_ids = shifted
+        elif decoder_input_ids is None:
+            raise ValueError("Give labels, or decoder_input_ids after the start id.")
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         read, probs = self.read(input_ids, real, output_attentions)
-        written, *more = self.write(decoder_input_ids, read[-1], real,
-                                    real=decoder_attention_mask, need_probs=output_attentions)
+        written, *more = self.write(
+            decoder_input_ids, read[-1], real, decoder_attention_mask, None, output_attentions)
         hidden, losses = written[-1], {}
         if labels is not None: hidden = hidden[labels != -100]
         logits = self.logits(hidden)
@@ -320,7 +318,7 @@ class T5ForConditionalGeneration(nn.Module):
         shown = map(tuple, (probs, *more)) if output_attentions else ()
         return TextOutput(losses.get("span"), logits, losses, read[-1], *states, *shown)
 
-# %% ../nbs/21_t5.ipynb #1d7fd371
+# %% ../nbs/21_t5.ipynb #dca64622
 def generate_from(
     model: T5ForConditionalGeneration,
     ids: Tensor,  # (B, S): the texts to read
@@ -335,8 +333,8 @@ def generate_from(
     check_sampling(temperature, top_k, top_p)
     if real is None: real = torch.ones_like(ids)
     if real.shape != ids.shape or not real.any(1).all():
-        raise ValueError("`real` is 1 at the text's tokens and 0 at its padding: give one "
-                         "number for each id, and a token in each row.")
+        raise ValueError("`real` is 1 at the text's tokens, 0 at its padding: give a number "
+                         "for each id, and a token in each row.")
     return _steps(model, ids, real, tokens, lambda logits, step: draw(
         logits, temperature, top_k, top_p, seeded(seed, step)))
 

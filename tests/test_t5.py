@@ -252,7 +252,7 @@ def test_their_old_configs():
 @pytest.mark.parametrize("change, said", [
     (dict(is_encoder_decoder=False), "is_encoder_decoder"), (dict(feed_forward_proj="gated-silu"), "feed_forward_proj"),
     (dict(num_head=3), "did you mean 'num_heads'"), (dict(relative_attention_num_buckets=3), "buckets"),
-    (dict(relative_attention_max_distance=16), "over half of them"), (dict(pad_token_id=101), "pad_token_id"),
+    (dict(relative_attention_max_distance=16), "over half of them"), (dict(pad_token_id=101), "give 0 to 100"),
     (dict(d_kv=0), "d_kv"), (dict(eos_token_id=101), "eos_token_id")])
 def test_configs_that_describe_no_t5(change, said):
     with pytest.raises(ValueError, match=said): T5Config.from_dict(SMALL.to_dict() | change)
@@ -323,7 +323,7 @@ def test_what_cannot_be_answered_is_refused_at_once(how, said):
 
 def test_inputs_that_cannot_be_computed_with():
     model, ids = T5ForConditionalGeneration(SMALL, seeded(0)), torch.tensor([[1, 2]])
-    for inputs, said in ((dict(), "nothing to read"), (dict(labels=torch.tensor([1, 2])), "labels"), (dict(labels=torch.tensor([[1.0]])), "int64"),
+    for inputs, said in ((dict(), "Give labels"), (dict(labels=torch.tensor([1, 2])), "labels"), (dict(labels=torch.tensor([[1.0]])), "int64"),
                         (dict(labels=torch.tensor([[1], [2]])), "labels"), (dict(labels=torch.tensor([[101, 1]])), "0 to 100"),
                         (dict(labels=torch.tensor([[1, 101]])), "0 to 100"), (dict(attention_mask=torch.ones(1, 3), labels=ids), "attention_mask")):
         with pytest.raises(ValueError, match=said): model(ids, **inputs)
