@@ -54,15 +54,16 @@ def empty_model(family: Family, config: Any) -> nn.Module:
     "A model without numbers, on the device `meta`."
     with torch.device("meta"): return resolve(family.model)(config)
 
-
+# %% ../nbs/appendix/files.ipynb #c1f0a0d1
 def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # a config
     "The config with the head that the tensors show; the file's flag may say otherwise."
     if not family.head: return config
     first = family.tied[family.head]  # the words, perhaps under another of their names
     names = [first, *(copy for copy, to in family.tied.items() if to == first)]
     words = next((state[name] for name in names if name in state), None)
-    head = state.get(family.head, words)
-    return replace(config, tie_word_embeddings=head is words or torch.equal(head, words))
+    head = state.get(family.head)
+    tied = head is None or words is None or torch.equal(head, words)
+    return replace(config, tie_word_embeddings=tied)
 
 # %% ../nbs/appendix/files.ipynb #0951f5a5
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
