@@ -158,8 +158,12 @@ def draw_layers(result: dict):
     curves = {label: [row["accuracy"] for row in result[kind][:-1]]
               for label, kind in kinds.items()}
     base = {"each word's commonest tag": result["majority"]}
+    told = [f"{label} {', '.join(f'{share:.2f}' for share in row)}"
+            for label, row in curves.items()]
+    told += [f"{label} {share:.2f}" for label, share in base.items()]
+    alt = f"Shares of words right, by layer: {'; '.join(told)}."
     x = "layer (0: the embeddings)"
-    return show_curves(curves, x=x, y="words right", lines=base)
+    return show_curves(curves, x=x, y="words right", lines=base, alt=alt)
 
 # %% ../nbs/appendix/probe_runs.ipynb #a5bdd952
 def draw_confusion(result: dict):

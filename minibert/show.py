@@ -289,7 +289,10 @@ def _lines(axis, lines):
     for k, (label, value) in enumerate((lines or {}).items()):
         look = dict(color="grey", linestyle=dashes[k % len(dashes)], linewidth=1)
         axis.axhline(float(value), label=label, **look)
-    if axis.get_legend_handles_labels()[1]: axis.legend(fontsize=8, frameon=False)
+    axis.locator_params("y", nbins=8)  # ticks that do not hang on the layout
+    if not axis.get_legend_handles_labels()[1]: return
+    for text in axis.legend(fontsize=8, frameon=False).texts:
+        text.set_bbox(dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0))
 
 # %% ../nbs/appendix/show.ipynb #3cc79bde
 def _points(label, values):

@@ -101,7 +101,7 @@ class Windows:
         return window_figures(model, self, batches, batch_size)
 
     def baselines(self, batches: int = 50, batch_size: int = 32) -> dict:
-        "What the unigram and the bigram of a training text pay on the same tokens."
+        "The losses of the unigram and the bigram of a training text on the same tokens."
         return window_baselines(self, batches, batch_size)
 
     def with_baselines(self, train: Windows) -> Windows:
@@ -140,10 +140,10 @@ def window_figures(
     loss, right = torch.cat(losses), torch.cat(right).flatten().numpy()
     check_finite("The model's losses", loss)
     which = np.arange(len(rows)).repeat(windows.length - 1)
-    mean, per_token = loss.mean().item(), count_bytes(windows.corpus, windows.tokenizer)
+    mean, bytes_ = loss.mean().item(), count_bytes(windows.corpus, windows.tokenizer)
     return dict(
         clm_loss=(loss.flatten().numpy(), which), clm_perplexity=math.exp(mean),
-        bits_per_byte=bits_per_byte(mean, len(windows.row), per_token),
+        bits_per_byte=bits_per_byte(mean, len(windows.row), bytes_),
         clm_accuracy=(right, which), clm_tokens=len(which))
 
 # %% ../nbs/appendix/windows.ipynb #43f688d7
@@ -151,7 +151,7 @@ def guesses(
     row: Joined,  # of the training text
     vocab_size: int,  # V
 ) -> tuple[np.ndarray, Callable]:  # (V,); (left, right) -> the probability of right
-    "What a token is worth by itself, and after another, by counting."
+    "The probability of a token by itself, and after another, from counts."
     counts = sum(np.bincount(row[k:k + 2**20], minlength=vocab_size)
                  for k in range(0, len(row), 2**20))
     share = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
@@ -171,7 +171,7 @@ def window_baselines(
     batches: int = 50,
     batch_size: int = 32,
 ) -> dict[str, float]:  # nats a token; {} where nothing is known
-    "What the unigram and the bigram of the training text pay on the same tokens."
+    "The losses of the unigram and the bigram of the training text on the same tokens."
     if windows.train is None: return {}
     share, after = guesses(windows.train.row, windows.tokenizer.vocab_size)
     rows = windows.in_order(batches, batch_size).numpy()

@@ -1,5 +1,7 @@
 """The gates: clean notebooks, an export without a diff, floors, imports, the wheel."""
 import ast
+import base64
+import io
 import json
 import os
 import re
@@ -11,6 +13,7 @@ import zipfile
 from configparser import ConfigParser
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from packaging.requirements import Requirement
 
@@ -231,6 +234,18 @@ def test_no_output_names_a_place_of_this_machine(path):
     "A warning prints the file that it comes from, and with it whose machine it was."
     text = path.read_text(encoding="utf8")
     assert not [word for word in ("site-packages", "Warning: IProgress", str(Path.home()) + os.sep) if word in text]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_picture_is_whole_and_says_what_it_shows(path):
+    "JupyterLab shows the text/html of an output; what reaches a picture's outermost pixels was cut off."
+    outputs = [out for cell in json.loads(path.read_text(encoding="utf8"))["cells"] for out in cell.get("outputs", [])]
+    for html in ("".join(out.get("data", {}).get("text/html", "")) for out in outputs):
+        assert html.count("<img ") == len(re.findall(r'<img alt="[^"]{20,}"', html)), html[:200]
+        for picture in re.findall(r'src="data:image/png;base64,([^"]+)"', html):
+            pixels = plt.imread(io.BytesIO(base64.b64decode(picture)))
+            sides = dict(top=pixels[0], bottom=pixels[-1], left=pixels[:, 0], right=pixels[:, -1])
+            assert not [side for side, row in sides.items() if row.min() < 1], html[:200]
 
 
 @pytest.mark.parametrize("name", NAMES)

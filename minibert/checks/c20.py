@@ -50,6 +50,8 @@ WINDOW = Exercise(
               change=(" & (j > i - width)", "")),
         Wrong("Your window looks to both sides: a causal one looks to the left only.",
               change=("(j <= i) & (j > i - width)", "(i - j).abs() < width")),
+        Wrong("Your table says what is forbidden: give True where a query may look.",
+              change=("(j <= i) & (j > i - width)", "(j > i) | (j <= i - width)")),
         Wrong("These are numbers to add to the scores: give bools, True where a query may "
               "look.", answer=_to_add),
     ),
@@ -85,6 +87,16 @@ def _min_p_of_logs(probs, m):
     return logs.masked_fill(logs < logs.max() + math.log(m) - 1e-12, -torch.inf).softmax(-1)
 
 
+def _masked_softmax(probs, m):
+    return probs.masked_fill(probs < m * probs.max(), -torch.inf).softmax(-1)
+
+
+def _min_p_sorted(probs, m): return _min_p(probs.sort(descending=True).values, m)
+
+
+def _some_left(answer): return all(answer(*p).sum() > 0 for p in _probes_2())
+
+
 MIN_P = Exercise(
     "20.2", "complete", "min-p",
     reference=_min_p, variants=(_min_p_of_logs,), probes=_probes_2,
@@ -97,12 +109,18 @@ MIN_P = Exercise(
               change=("probs >= m", "probs > m")),
         Wrong("These are probabilities already: divide by their sum, without a softmax.",
               change=("kept / kept.sum()", "kept.softmax(-1)")),
+        Wrong("A softmax takes logits, and these are probabilities: set those of the removed "
+              "tokens to 0 and divide the rest by their sum.", answer=_masked_softmax),
+        Wrong("Your probabilities are sorted: give each back in the place of its token.",
+              answer=_min_p_sorted),
         Wrong("You compare with m times the mean: compare with m times the largest.",
               change=("probs.max()", "probs.mean()")),
         Wrong("You keep the unlikely tokens and remove the likely ones: turn the "
               "comparison around.", change=("probs >= m", "probs <= m")),
     ),
-    properties=(("The probabilities must sum to 1.",
+    properties=(("No token is left in one of the rows: the bound is m times the largest "
+                 "probability, so that the likeliest token always stays.", _some_left),
+                ("The probabilities must sum to 1.",
                  lambda answer: all(abs(float(answer(*p).sum()) - 1) < 1e-9
                                     for p in _probes_2())),),
     hints=(
@@ -137,6 +155,8 @@ KEPT = Exercise(
         Wrong("You stopped at the likeliest token, which has 0.4: add tokens until they "
               "reach 0.7 together.", answer=1),
         Wrong("You kept every token: that is what top_p=1 does.", answer=6),
+        Wrong("This is the sum of the three likeliest: how many tokens are they?",
+              answer=0.8),
     ),
     hints=(
         "What do the likeliest one, two and three tokens have together?",
