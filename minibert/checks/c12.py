@@ -227,8 +227,14 @@ class _Small(nn.Module):
     def forward(self, x): return self.used(x) + 10 + 1e-6 * self.gain
 
 
+class _Faint(nn.Linear):
+    "All its results are small, so a difference of 0.01 is a large one."
+
+    def forward(self, x): return 0.01 * super().forward(x)
+
+
 def _probes_4():
-    "Three modules, each with its result on a fixed input."
+    "Four modules, each with its result on a fixed input."
     g = seeded(12)
     def normal(*shape): return torch.randn(*shape, generator=g, dtype=torch.float64)
     x, y, z = normal(3, 5), normal(2, 7, 24), normal(3, 5)
@@ -238,6 +244,7 @@ def _probes_4():
     yield fresh, lambda module: module(x)
     yield attention, lambda module: module(y)[0]
     yield randomise_(_Small().double()), lambda module: module(z)
+    yield randomise_(_Faint(5, 6).double()), lambda module: module(x)
 
 
 def _unseen(module, result):
