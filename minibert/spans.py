@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from copy import copy
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .core import check_finite, evaluating, seeded
 from .corpus import Corpus
 from .tokenizer import WordPieceTokenizer
-from .windows import Joined, guesses
+from .windows import Joined, guess_losses
 
 # %% auto #0
 __all__ = ['SENTINELS', 'span_sizes', 'raw_length', 'span_mask', 'spans', 'rebuild', 'spell', 'Spans', 'span_figures',
@@ -157,10 +156,8 @@ class Spans:
 
     def batch(self, step: int, batch_size: int = 32) -> dict[str, Tensor]:
         "The examples of a step: input_ids (B, S) and labels (B, T), without padding."
-        g, last = seeded(self.seed, step), len(self.row) - self.raw
-        first = torch.randint(last + 1, (batch_size, 1), generator=g).numpy()
-        ids = torch.from_numpy(self.row.read(first + np.arange(self.raw)))
-        return self.corrupted(ids, g)[0]
+        g = seeded(self.seed, step)
+        return self.corrupted(self.row.draw(batch_size, self.raw, g), g)[0]
 
     def corrupted(
         self, ids: Tensor, generator: torch.Generator,  # (N, raw)
@@ -174,9 +171,7 @@ class Spans:
 
     def in_order(self, batches: int, batch_size: int) -> tuple[Tensor, dict, Tensor]:
         "Stretches of the text from its beginning (N, raw), corrupted, and their masks."
-        whole = len(self.row) - self.raw + 1
-        first = np.arange(0, whole, self.raw)[: batches * batch_size, None]
-        ids = torch.from_numpy(self.row.read(first + np.arange(self.raw)))
+        ids = self.row.in_order(batches * batch_size, self.raw, self.raw)
         return ids, *self.corrupted(ids, seeded(self.seed, 0, 1))
 
     def figures(self, model: nn.Module, batches: int = 50, batch_size: int = 32) -> dict:
@@ -234,9 +229,8 @@ def span_baselines(
 ) -> dict[str, float]:  # nats a token that was cut out; {} where nothing is known
     "What the unigram and the bigram of the training text pay for what was cut out."
     if examples.train is None: return {}
-    share, after = guesses(examples.train.row, examples.tokenizer.vocab_size)
     ids, _, masks = (part if isinstance(part, dict) else part.numpy()
                      for part in examples.in_order(batches, batch_size))
     left, right = (ids[:, cut][masks[:, 1:]] for cut in (slice(-1), slice(1, None)))
-    return dict(unigram_loss=float(-np.log(share[right]).mean()),
-                bigram_loss=float(-np.log(after(left, right)).mean()))
+    return guess_losses(
+        examples.train.row, examples.tokenizer.vocab_size, left, right)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
+from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from .corpus import Corpus
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['Joined', 'count_bytes', 'bits_per_byte', 'Windows', 'window_figures', 'guesses', 'window_baselines']
+__all__ = ['Joined', 'count_bytes', 'bits_per_byte', 'Windows', 'window_figures', 'guesses', 'guess_losses', 'window_baselines']
 
 # %% ../nbs/appendix/windows.ipynb #9697e17c
 class Joined:
@@ -44,6 +45,24 @@ class Joined:
         end = places == self.starts[document + 1] - 1
         ids = self.corpus.ids[np.where(end, 0, places - document)]
         return np.where(end, self.end_id, ids).astype(np.int64)
+
+    def stretches(
+        self,
+        first: np.ndarray,  # (N,) places
+        length: int,  # S
+    ) -> Tensor:  # (N, S)
+        "The runs of tokens that begin at these places."
+        return torch.from_numpy(self.read(first[:, None] + np.arange(length)))
+
+    def draw(self, count: int, length: int, generator: torch.Generator) -> Tensor:
+        "So many runs of a length (N, S), each place being equally likely."
+        last = len(self) - length
+        first = torch.randint(last + 1, (count,), generator=generator)
+        return self.stretches(first.numpy(), length)
+
+    def in_order(self, count: int, length: int, step: int) -> Tensor:
+        "The first runs (N, S), at most so many, each beginning `step` after the last."
+        return self.stretches(np.arange(0, len(self) - length + 1, step)[:count], length)
 
 # %% ../nbs/appendix/windows.ipynb #aac3bf05
 def count_bytes(
@@ -83,6 +102,11 @@ class Windows:
                 f"The text has {len(self.row)} tokens, and a window {length}: give more "
                 "text, or a length from 2 to that.")
 
+    @cached_property
+    def bytes(self) -> int:
+        "The bytes of the text, spelled out once: each checkpoint asks for them."
+        return count_bytes(self.corpus, self.tokenizer)
+
     @property
     def info(self) -> dict:
         "What a run that goes on must find again."
@@ -90,10 +114,7 @@ class Windows:
 
     def batch(self, step: int, batch_size: int = 32) -> dict[str, Tensor]:
         "The windows of a step: input_ids and labels, the same numbers (B, S)."
-        last = len(self.row) - self.length
-        first = torch.randint(last + 1, (batch_size, 1),
-                              generator=seeded(self.seed, step)).numpy()
-        ids = torch.from_numpy(self.row.read(first + np.arange(self.length)))
+        ids = self.row.draw(batch_size, self.length, seeded(self.seed, step))
         return dict(input_ids=ids, labels=ids)
 
     def figures(self, model: nn.Module, batches: int = 50, batch_size: int = 32) -> dict:
@@ -112,9 +133,7 @@ class Windows:
 
     def in_order(self, batches: int, batch_size: int) -> Tensor:  # (N, S)
         "Windows that overlap by one token, so that each but the first is asked once."
-        step, whole = self.length - 1, len(self.row) - self.length + 1
-        first = np.arange(0, whole, step)[: batches * batch_size, None]
-        return torch.from_numpy(self.row.read(first + np.arange(self.length)))
+        return self.row.in_order(batches * batch_size, self.length, self.length - 1)
 
 # %% ../nbs/appendix/windows.ipynb #09356252
 def window_figures(
@@ -140,10 +159,10 @@ def window_figures(
     loss, right = torch.cat(losses), torch.cat(right).flatten().numpy()
     check_finite("The model's losses", loss)
     which = np.arange(len(rows)).repeat(windows.length - 1)
-    mean, bytes_ = loss.mean().item(), count_bytes(windows.corpus, windows.tokenizer)
+    mean = loss.mean().item()
     return dict(
         clm_loss=(loss.flatten().numpy(), which), clm_perplexity=math.exp(mean),
-        bits_per_byte=bits_per_byte(mean, len(windows.row), bytes_),
+        bits_per_byte=bits_per_byte(mean, len(windows.row), windows.bytes),
         clm_accuracy=(right, which), clm_tokens=len(which))
 
 # %% ../nbs/appendix/windows.ipynb #43f688d7
@@ -166,6 +185,17 @@ def guesses(
     return share, after
 
 
+def guess_losses(
+    row: Joined,  # of the training text
+    vocab_size: int,  # V
+    left: np.ndarray, right: np.ndarray,  # (N,) neighbours; `right` is asked for
+) -> dict[str, float]:
+    "The losses of the unigram and the bigram of the training text, nats a token."
+    share, after = guesses(row, vocab_size)
+    return dict(unigram_loss=float(-np.log(share[right]).mean()),
+                bigram_loss=float(-np.log(after(left, right)).mean()))
+
+
 def window_baselines(
     windows: Windows,  # told of a training text by `with_baselines`
     batches: int = 50,
@@ -173,8 +203,6 @@ def window_baselines(
 ) -> dict[str, float]:  # nats a token; {} where nothing is known
     "The losses of the unigram and the bigram of the training text on the same tokens."
     if windows.train is None: return {}
-    share, after = guesses(windows.train.row, windows.tokenizer.vocab_size)
     rows = windows.in_order(batches, batch_size).numpy()
     left, right = rows[:, :-1].ravel(), rows[:, 1:].ravel()
-    return dict(unigram_loss=float(-np.log(share[right]).mean()),
-                bigram_loss=float(-np.log(after(left, right)).mean()))
+    return guess_losses(windows.train.row, windows.tokenizer.vocab_size, left, right)

@@ -9,6 +9,7 @@ import transformers as hf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lockstep import one_thread, update_by_hand  # noqa: F401
 from minibert.core import seeded
 from minibert.gpt import GPTConfig, GPTForCausalLM, causal_mask, continue_texts, generate, next_logits
 from minibert.optimizers import make_optimizers
@@ -21,14 +22,6 @@ from minibert.windows import Windows
 
 SMALL = GPTConfig(vocab_size=101, n_positions=20, n_embd=24, n_layer=2, n_head=4, n_inner=37,
                   resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def reference(config, seed=0):
@@ -141,11 +134,7 @@ def test_fifty_steps_in_lockstep_with_theirs():
         line = train_step(ours, mine, dict(input_ids=ids, labels=ids), step, config)
         loss = their_loss(theirs(ids).logits, ids)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), config.max_grad_norm)
-        for optimizer in other:
-            for group in optimizer.param_groups: group["lr"] = line["learning_rate"]
-            optimizer.step()
-            optimizer.zero_grad()
+        norm = update_by_hand(theirs, other, line["learning_rate"], config.max_grad_norm)
         assert_same([line["loss"], line["grad_norm"]], [loss.item(), norm.item()], tol=1e-9)
     assert_same(to_hf(ours), theirs.state_dict(), tol=1e-9)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers.models.t5.modeling_t5 import T5Attention as TheirAttention
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
+from lockstep import one_thread, update_by_hand  # noqa: F401
 from minibert.core import seeded
 from minibert.files import build_model
 from minibert.optimizers import make_optimizers
@@ -23,14 +24,6 @@ from minibert.weights import from_hf, load_pretrained, save_pretrained, to_hf
 
 SMALL = T5Config(101, d_model=24, d_kv=5, d_ff=37, num_layers=2, num_heads=4, dropout_rate=0.0)
 NEWER = replace(SMALL, feed_forward_proj="gated-gelu", tie_word_embeddings=False, scale_decoder_outputs=False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -186,11 +179,7 @@ def test_fifty_steps_in_lockstep_with_theirs(config):
             line = train_step(ours, mine, dict(input_ids=ids, attention_mask=real, labels=labels), step, training)
             loss = theirs(ids, real, labels=labels).loss
             loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), training.max_grad_norm)
-            for optimizer in other:
-                for group in optimizer.param_groups: group["lr"] = line["learning_rate"]
-                optimizer.step()
-                optimizer.zero_grad()
+            norm = update_by_hand(theirs, other, line["learning_rate"], training.max_grad_norm)
             assert_same([line["loss"], line["grad_norm"]], [loss.item(), norm.item()], tol=1e-9)
     assert_same(to_hf(ours), theirs.state_dict(), tol=1e-9)
 
