@@ -39,3 +39,13 @@ def shared_data() -> Path:
     if not folder.exists():
         pytest.skip("needs the real data beside the repository, in ../shared/data")
     return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    "The folder of a run of four steps, made anew for each module."
+    from command import QUICK, call
+    folder = tmp_path_factory.mktemp("cli")
+    out, _ = call("pretrain", *QUICK, cwd=folder)
+    assert "Saved in runs/1" in out and "masked words, accuracy" in out and "next sentence" in out
+    return folder / "runs" / "1"

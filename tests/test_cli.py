@@ -1,6 +1,4 @@
 """The command: what it makes, what it says, how it exits. Signals go to processes of their own."""
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -13,49 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import yaml
-
-COMMAND = (sys.executable, "-c", "import sys; from minibert.cli import main; sys.exit(main())")
-QUICK = ("--steps", "4", "--batch-size", "4", "--length", "32", "--vocab-size", "1000")
-
-
-def start(*words, cwd=None):
-    "The command in a process of its own."
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen([*COMMAND, *map(str, words)], cwd=cwd, env=env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-@contextlib.contextmanager
-def inside(folder):
-    before = os.getcwd()
-    os.chdir(folder or before)
-    try: yield
-    finally: os.chdir(before)
-
-
-def call(*words, cwd=None, code=0):
-    "The command in this process, which saves seconds of imports at each call."
-    from minibert.cli import main
-    out, err = io.StringIO(), io.StringIO()
-    with inside(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try: told = main([str(word) for word in words])
-        except SystemExit as stopped: told = stopped.code
-    assert told == code, (words, told, out.getvalue(), err.getvalue())
-    return out.getvalue(), err.getvalue()
-
-
-def refused(*words, cwd=None):
-    "The one sentence with which the command refuses: exit code 2, nothing printed, no traceback."
-    out, err = call(*words, cwd=cwd, code=2)
-    assert not out and err.startswith("minibert: ") and err.count("\n") == 1, err
-    return err
-
-
-def turned_away(*words, cwd=None):
-    "What tyro says, on one line, to an option that cannot be: exit code 2, nothing printed."
-    out, err = call(*words, cwd=cwd, code=2)
-    assert not out and "Traceback" not in err
-    return " ".join(err.split())
+from command import QUICK, call, refused, start, turned_away
 
 
 def figures_of(folder):
@@ -69,14 +25,6 @@ def until(path, process):
     while not list(path.parent.glob(path.name)):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cli")
-    out, _ = call("pretrain", *QUICK, cwd=folder)
-    assert "Saved in runs/1" in out and "masked words, accuracy" in out and "next sentence" in out
-    return folder / "runs" / "1"
 
 
 def test_a_run_has_everything(run):
