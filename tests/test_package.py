@@ -42,6 +42,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "parts": 1.4,
     "text": 1.5,
     "tokenizer_files": 1.6,
+    "other_tokenizers": 2.5,
     "vocabulary": 1.8,
     "rows": 1.8,
     "rotary": 3.5,
