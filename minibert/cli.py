@@ -33,6 +33,7 @@ from .core import (
 from .finetune_runs import FinetuneConfig, resume_finetuning
 from .heads import fill_mask, next_sentence
 from .kinds import KINDS, check_kind
+from .other_tokenizers import open_tokenizer
 from .pairs_parts import read_objectives
 from .parallel import join_processes
 from .recipe import (
@@ -275,7 +276,7 @@ def run_generate(options: Generate) -> None:
     if not isinstance(model, GPTForCausalLM):
         raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't continue "
                          "texts: give a run of --model gpt, or use minibert fill-mask.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    tokenizer = open_tokenizer(options.run)
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
@@ -285,9 +286,10 @@ def run_generate(options: Generate) -> None:
                               seed=options.seed + sample, **how):
             written.append(token.item())
             text = tokenizer.decode(written)
-            print(text[shown:], end="", flush=True)
-            shown = len(text)
-        print()
+            whole = len(text.rstrip("\ufffd"))  # a character may need more bytes
+            print(text[shown:whole], end="", flush=True)
+            shown = max(shown, whole)
+        print(text[shown:])
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
