@@ -5,14 +5,15 @@
 # %% ../nbs/appendix/other_tokenizers.ipynb #cf9a3e90
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .core import write_whole
 from .config_files import config_text
+from .core import write_whole
 from .text import check_text, close_spaces
 from .tokenizer import WordPieceTokenizer
 from .tokenizer_files import fetch_files, read_json
@@ -76,7 +77,9 @@ class FileTokenizer:
     @property
     def fingerprint(self) -> str:
         "A hash of all that decides about ids: equal ones read every text alike."
-        return sha256(self.inner.to_str().encode()).hexdigest()
+        rounded = lambda score: f"{float(score):.6f}"  # noqa: E731; files round the 16th
+        said = json.loads(self.inner.to_str(), parse_float=rounded)
+        return sha256(json.dumps(said).encode()).hexdigest()
 
     def sentences(self, document: list[str]) -> list[str]:
         "A document's sentences as they stand in a text, with the space before each."
