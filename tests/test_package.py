@@ -83,6 +83,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "spans": 20.5,
     "bench": 24.5,
     "kinds": 88,
+    "options": 88.5,
     "runs": 89,
     "course": 89.3,
     "report": 89.5,
