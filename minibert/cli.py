@@ -99,14 +99,14 @@ def run_next_sentence(options: NextSentence) -> None:
 def run_generate(options: Generate) -> None:
     "Print each text as it is written."
     from minibert.gpt import GPTForCausalLM, generate
+    from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
-    from minibert.tokenizer import WordPieceTokenizer
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
     if not isinstance(model, GPTForCausalLM):
         raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't continue "
                          "texts: give a run of --model gpt, or use minibert fill-mask.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    tokenizer = open_tokenizer(options.run)
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
@@ -116,9 +116,10 @@ def run_generate(options: Generate) -> None:
                               seed=options.seed + sample, **how):
             written.append(token.item())
             text = tokenizer.decode(written)
-            print(text[shown:], end="", flush=True)
-            shown = len(text)
-        print()
+            whole = len(text.rstrip("\ufffd"))  # a character may need more bytes
+            print(text[shown:whole], end="", flush=True)
+            shown = max(shown, whole)
+        print(text[shown:])
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not

@@ -14,7 +14,7 @@ from .core import write_whole
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
-__all__ = ['write_tokenizer', 'read_vocab', 'read_tokenizer']
+__all__ = ['write_tokenizer', 'fetch_files', 'read_vocab', 'read_json', 'read_tokenizer']
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #a8fb96a5
 def _to_json(tokenizer: Any) -> dict:
@@ -125,13 +125,17 @@ def _check_rules(rules: dict, config: dict) -> None:
                          "than BERT's: give another tokenizer.")
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #bccd1957
-def _fetch(name: str, hub: dict) -> dict[str, Path]:
+def fetch_files(
+    name: str,  # on the hub
+    hub: dict,  # revision, cache_dir, local_files_only
+    files: tuple = _READ,
+) -> dict[str, Path]:
     "Those of the files that the hub or its cache has."
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     found = {}
-    for file in _READ:
+    for file in files:
         try: found[file] = Path(hf_hub_download(name, file, **hub))
         except EntryNotFoundError: continue  # not there; or offline and not cached
         except (OSError, ValueError) as error:
@@ -147,7 +151,7 @@ def _find_files(name: str | Path, hub: dict) -> dict[str, Path]:
         paths = {file: Path(name) / file for file in _READ}
         found = {file: path for file, path in paths.items() if path.is_file()}
     else:
-        found = _fetch(str(name), hub)
+        found = fetch_files(str(name), hub)
     if not found.keys() & {"vocab.txt", "tokenizer.json"}:
         raise FileNotFoundError(
             f"{str(name)!r} gave neither vocab.txt nor tokenizer.json: give a folder "
@@ -163,7 +167,8 @@ def read_vocab(path: str | Path) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    "The object in a JSON file; ValueError where there is none."
     try: content = json.loads(path.read_text(encoding="utf8"))
     except ValueError: content = None
     if isinstance(content, dict): return content
@@ -185,7 +190,7 @@ def read_tokenizer(
 ) -> dict[str, Any]:  # the arguments of a WordPieceTokenizer
     "What a tokenizer's files say; ValueError where it is not BERT's."
     files = _find_files(name_or_folder, hub)
-    read = {name: _read_json(files[name]) for name in _READ[1:] if name in files}
+    read = {name: read_json(files[name]) for name in _READ[1:] if name in files}
     for name, content in read.items(): _check_added(name, content)
     rules, config = (read.get(name, {}) for name in _FILES[1:])
     _check_rules(rules, config)
