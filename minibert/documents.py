@@ -163,18 +163,15 @@ def _check_text(file):
 def _text_files(path):
     "The text files at `path`, unless it is a folder of tables in the hub's layout."
     if path.is_file(): return [] if path.suffix.lower() in TABLES else [path]
-    kinds = {".txt": []} | {kind: [] for kind in TABLES}
-    for file in _below(path):
-        if kept := kinds.get(file.suffix.lower()): kept.append(file)
-        elif kept is not None and file.is_file(): kept.append(file)
-    texts, *tables = kinds.values()
-    texts = [file for file in texts if not _ABOUT.fullmatch(file.stem)]
-    if found := next(filter(None, tables), None):
-        if not texts: return []
-        raise ValueError(f"The folder {path} holds tables (as {found[0].name}) and text "
-                         f"files (as {texts[0].name}): give a folder with one kind of "
+    kinds = {file: file.suffix.lower() for file in _below(path)}
+    texts = sorted(f for f, kind in kinds.items() if kind == ".txt" and f.is_file())
+    tables = [file for file, kind in kinds.items() if kind in TABLES]
+    if not tables: return texts
+    if own := [file for file in texts if not _ABOUT.fullmatch(file.stem)]:
+        raise ValueError(f"The folder {path} holds tables (as {tables[0].name}) and text "
+                         f"files (as {own[0].name}): give a folder with one kind of "
                          "them, or one file.")
-    return sorted(texts)
+    return []
 
 
 TABLES = (".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv")
