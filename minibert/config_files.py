@@ -96,7 +96,7 @@ def read_config(path: str | Path) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give a config.json.")
     return read_json(path, {
-        "model_type": str | None, "architectures": list | None, "id2label": dict | None})
+        "model_type": str | None, "architectures": list[str] | None, "id2label": dict | None})
 
 # %% ../nbs/appendix/config_files.ipynb #c7bd1b49
 def config_text(values: dict) -> str:

@@ -95,6 +95,9 @@ def _fault(value: Any, wanted: Any) -> str | None:
         good = isinstance(value, tuple) and all(
             _fault(item, options[0]) is None for item in value)
         return None if good else f"a tuple (a list in a file), each {_PLAIN[options[0]]}"
+    if origin is list:
+        good = isinstance(value, list) and not any(_fault(v, options[0]) for v in value)
+        return None if good else f"a list, each {_PLAIN[options[0]]}"
     if wanted is NoneType: return None if value is None else "None"
     if wanted in (int, float): return _number_fault(value, wanted, _PLAIN[wanted])
     return None if isinstance(value, wanted) else _PLAIN.get(wanted, wanted.__name__)

@@ -47,7 +47,9 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
     values = read_config(folder / "config.json")
     said = architecture or next(iter(values.get("architectures") or ()), None)
     name, family = find_family(values.get("model_type"), said)
-    return name, family, read_sizes(values, name)
+    try: return name, family, read_sizes(values, name)
+    except ValueError as problem:
+        raise ValueError(f"In {folder / 'config.json'}: {problem}") from None
 
 # %% ../nbs/appendix/files.ipynb #91d34d74
 _MOST_LAYERS = 1000  # a damaged config would build them for hours

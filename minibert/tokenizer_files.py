@@ -190,6 +190,8 @@ def read_tokenizer(
     rules, config = (read.get(name, {}) for name in _FILES[1:])
     model, clean = rules.get("model") or {}, rules.get("normalizer") or {}
     check_values(model, {"vocab": dict | None}, "In tokenizer.json, model.")
+    check_values(model.get("vocab") or {}, dict.fromkeys(model.get("vocab") or {}, int),
+                 "In tokenizer.json, the id of ")
     check_values(clean, _KINDS, "In tokenizer.json, normalizer.")
     _check_rules(rules, config)
     said = {ours: config.get(theirs, clean.get(inner))
