@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import yaml
 
 from .core import (
-    AtLeastZero, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words,
+    AtLeastZero, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words,
     read_json, read_text)
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions', 'unmade', 'read_options',
-           'as_yaml']
+__all__ = ['RECIPES', 'BACKENDS', 'OBJECTIVES', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions',
+           'read_objectives', 'FinetuneConfig', 'unmade', 'read_options', 'as_yaml']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
 @dataclass(frozen=True)
@@ -117,6 +117,72 @@ BACKENDS = {
                   precision="float32", dropout=0.0, positions="absolute",
                   objectives="mlm,nsp"),
 }
+
+# %% ../nbs/appendix/recipe.ipynb #702f27d9
+OBJECTIVES = "mlm", "nsp"
+
+
+def read_objectives(text: str) -> tuple[str, ...]:
+    "What is asked of a pair, from a line as `mlm,nsp`; ValueError for anything else."
+    names = tuple(name.strip() for name in text.split(","))
+    if not {*names} <= {*OBJECTIVES} or len({*names}) < len(names):
+        raise ValueError(f"The objectives are {text!r}: give mlm, nsp or mlm,nsp.")
+    return tuple(name for name in OBJECTIVES if name in names)
+
+# %% ../nbs/appendix/recipe.ipynb #e2565d31
+@dataclass(frozen=True)
+class FinetuneConfig:
+    "What is learned, from which labels, and how; ValueError for what cannot be meant."
+
+    run: Name  # a run's folder, or a model's name on the hub
+    dataset: Name  # a CSV or TSV file, a data set's name on the hub, a local folder
+    out: Name  # the folder of the result, a new one
+    name: Name | None = None  # the data set's configuration, as mrpc of glue
+    text_column: Name = "text"  # the column that holds the text
+    label_column: Name = "label"  # the column that holds the label
+    text_pair_column: Name | None = None  # the second text, for tasks about two
+    label_names: tuple[str, ...] = ()  # words for the labels 0, 1, ...
+    validation_split: Name = "validation"  # asked in the end; without it a tenth is
+    frozen: bool = False  # learn the classifier alone, not BERT
+    pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
+    share: _Part = 1.0  # of the labelled texts
+    epochs: Count = 3  # times that each text is seen
+    batch_size: Count = 32  # texts in a step
+    gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
+    learning_rate: Positive = 1e-4  # the peak
+    dropout: Rate = 0.1  # share of units dropped, in every place
+    length: Count = 128  # tokens in a text, or in a pair of them
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
+    seed: Whole = 0  # decides the share, the order and dropout
+    measures: Count = 5  # times at most that the part set aside is asked
+
+    def __post_init__(self): _check_options(self)
+
+# %% ../nbs/appendix/recipe.ipynb #2f6bc54b
+_Part = Annotated[float, Bounds(0, 1, above=True, words="a share above 0, to 1")]
+
+
+def _check_options(options: FinetuneConfig) -> None:
+    "Refuse options that no run can have, each alone and together: ValueError."
+    check_fields(options)
+    pair, names = options.text_pair_column, options.label_names
+    least = 5 if pair else 3
+    if options.length < least:
+        raise ValueError(f"length is {options.length}: give {least} or more, for "
+                         f"[CLS], {least // 2} [SEP] and a piece of each text.")
+    if options.gradient_accumulation_steps > options.batch_size:
+        raise ValueError(f"A batch of {options.batch_size} texts cannot be cut into "
+                         f"{options.gradient_accumulation_steps} parts: choose fewer "
+                         "gradient_accumulation_steps.")
+    if options.label_column in (options.text_column, pair):
+        raise ValueError(f"The column {options.label_column!r} is to be text and label "
+                         "at once: give the label's own column.")
+    if options.validation_split == "train":
+        raise ValueError("validation_split is 'train', and those are the texts that "
+                         "are learned from: give another split; where there is none, "
+                         "leave the option out, and a tenth is set aside.")
+    if names and (len(set(names)) < max(2, len(names)) or "" in names):
+        raise ValueError(f"label_names is {names}: give two or more different words.")
 
 # %% ../nbs/appendix/recipe.ipynb #e3ed2179
 def unmade(

@@ -23,9 +23,8 @@ from .evaluation import evaluate, evaluate_pretraining
 from .families import family_of, resolve
 from .heads import BertForPreTraining, fill_mask, next_sentence
 from .kinds import KINDS, examples_of
-from .pairs_parts import read_objectives
 from .parallel import join_processes
-from .recipe import PretrainOptions
+from .recipe import PretrainOptions, read_objectives
 from .runs import Run, open_run, ruler, seconds_a_step, training_config
 from .stories import stories
 from .tokenizer import WordPieceTokenizer

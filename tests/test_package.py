@@ -27,6 +27,7 @@ MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to 
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
 FLOORS = {  # of the appendix: between which chapters each module lies; core, show and recipe lie below all
     "core": -1,
+    "sums": -0.95,
     "show": -0.9,
     "diagrams": -0.8,
     "exercises": -0.8,
@@ -83,6 +84,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "spans": 20.5,
     "bench": 24.5,
     "kinds": 88,
+    "options": 88.5,
     "runs": 89,
     "course": 89.3,
     "report": 89.5,
