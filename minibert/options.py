@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .core import AtLeastZero, Count, Positive, Share, Whole, check_fields
+from .core import AtLeastZero, Count, Name, Positive, Share, Whole, check_fields
 from .kinds import KINDS
 from .recipe import (
     BACKENDS, RECIPES, FinetuneConfig, PretrainOptions, read_options, unmade)
@@ -33,7 +33,7 @@ class Pretrain(PretrainOptions):
         Positive, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")
     ] = PretrainOptions.learning_rate
     recipe: Literal["own", "bert", "fast"] = "own"  # the paper's, or the quickest
-    resume: str | None = None  # the folder of a run that was stopped: go on with it
+    resume: Name | None = None  # the folder of a run that was stopped: go on with it
     print_config: bool = False  # print every option as YAML, and do nothing else
 
 # %% ../nbs/appendix/options.ipynb #0aa0b106
@@ -48,17 +48,17 @@ class Options:
 class Evaluate(Options):
     "Measure a run on its held-out text, or any checkpoint on another text."
 
-    run: tyro.conf.Positional[str]  # a run's folder; with --dataset, any checkpoint
-    dataset: str | None = None  # another text: a data set, a folder, a file, stories
-    name: str | None = None  # the data set's configuration, as wikitext-2-raw-v1
-    text_column: str = "text"  # the data set's column that holds the text
+    run: tyro.conf.Positional[Name]  # a run's folder; with --dataset, any checkpoint
+    dataset: Name | None = None  # another text: a data set, a folder, a file, stories
+    name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
+    text_column: Name = "text"  # the data set's column that holds the text
 
 
 @dataclass(frozen=True)
 class FillMask(Options):
     "Show the likeliest pieces for every [MASK] in a text."
 
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
+    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
     text: tyro.conf.Positional[str]  # a text with one [MASK] or more
     k: Count = 5  # how many pieces for each
 
@@ -67,7 +67,7 @@ class FillMask(Options):
 class NextSentence(Options):
     "Say how likely it is that the second sentence follows the first."
 
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
+    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
     a: tyro.conf.Positional[str]  # the first sentence
     b: tyro.conf.Positional[str]  # the second sentence
 
@@ -76,7 +76,7 @@ class NextSentence(Options):
 class Generate(Options):
     "Continue a text with a GPT, token by token; an empty text asks for a new one."
 
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
+    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
     text: tyro.conf.Positional[str]  # what it continues
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
@@ -90,18 +90,18 @@ class Generate(Options):
 class Parity(Options):
     "Compare a checkpoint here with the same in transformers, part by part."
 
-    checkpoint: tyro.conf.Positional[str]  # a folder, or a model's name on the hub
-    out: str | None = None  # a folder for the figures as JSON and a picture of one head
+    checkpoint: tyro.conf.Positional[Name]  # a folder, or a model's name on the hub
+    out: Name | None = None  # a folder for the figures as JSON and a picture of one head
 
 # %% ../nbs/appendix/options.ipynb #c9611970
 @dataclass(frozen=True)
 class Finetune(FinetuneConfig):
     "Teach a pre-trained BERT a label, from any table with texts and labels."
 
-    run: tyro.conf.Positional[str | None] = None  # a run's folder, or a model's name
-    dataset: str | None = None  # a CSV or TSV file, a data set's name, a local folder
-    out: str | None = None  # the folder of the result, a new one (default: the next)
-    resume: str | None = None  # the folder of a result that was stopped: go on with it
+    run: tyro.conf.Positional[Name | None] = None  # a run's folder, or a model's name
+    dataset: Name | None = None  # a CSV or TSV file, a data set's name, a local folder
+    out: Name | None = None  # the folder of the result, a new one (default: the next)
+    resume: Name | None = None  # the folder of a result that was stopped: go on with it
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,16 @@ class Bench(Options):
     batch_size: Count = 32  # pairs in a step
     length: Count = 128  # tokens in a pair
     threads: Count | None = None  # in each process; None: all processors
-    out: str | None = None  # a JSON file; a bar chart goes beside it
+    out: Name | None = None  # a JSON file; a bar chart goes beside it
 
 # %% ../nbs/appendix/options.ipynb #5882f43e
 @dataclass(frozen=True)
 class Probe(Options):
     "Ask a model's layers for parts of speech, beside the controls."
 
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    dataset: str | None = None  # a folder of CoNLL-U files; None: the stories
-    out: str | None = None  # a folder for the figures as JSON, and two pictures
+    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
+    dataset: Name | None = None  # a folder of CoNLL-U files; None: the stories
+    out: Name | None = None  # a folder for the figures as JSON, and two pictures
     seeds: Count = 5  # probes of each kind
     last_piece: bool = False  # read each word's last piece beside its first
 
@@ -133,9 +133,9 @@ class Probe(Options):
 class Inspect(Options):
     "Draw what a model does with a text: pictures, and one page that shows them."
 
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
+    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
     text: tyro.conf.Positional[str]  # a [MASK] in it is guessed layer by layer
-    out: str  # a new folder for the pictures and index.html
+    out: Name  # a new folder for the pictures and index.html
     pair: str | None = None  # a second sentence
 
 
@@ -143,7 +143,7 @@ class Inspect(Options):
 class Classify(Options):
     "Say which label a fine-tuned BERT gives a text."
 
-    run: tyro.conf.Positional[str]  # a folder that finetune made, or a model's name
+    run: tyro.conf.Positional[Name]  # a folder that finetune made, or a model's name
     text: tyro.conf.Positional[str]  # the text
     pair: str | None = None  # the second text, for tasks about two
 
