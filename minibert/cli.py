@@ -95,10 +95,10 @@ class NextSentence(Options):
 
 @dataclass(frozen=True)
 class Generate(Options):
-    "Continue a text with a GPT, token by token; an empty text asks for a new one."
+    "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # what it continues
+    text: tyro.conf.Positional[str]  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens
@@ -268,14 +268,23 @@ def run_next_sentence(options: NextSentence) -> None:
 
 
 def run_generate(options: Generate) -> None:
-    "Print each text as it is written."
+    "Print each text: a GPT's as it is written, a T5's with its gaps filled."
+    from minibert.gaps import fill_gaps
     from minibert.gpt import GPTForCausalLM, generate
     from minibert.prompts import encode_prompts
+    from minibert.t5 import T5ForConditionalGeneration
     model = load_pretrained(options.run)
-    if not isinstance(model, GPTForCausalLM):
-        raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't continue "
-                         "texts: give a run of --model gpt, or use minibert fill-mask.")
+    if not isinstance(model, GPTForCausalLM | T5ForConditionalGeneration):
+        raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't write "
+                         "texts: give a run of --model gpt or t5, or use minibert "
+                         "fill-mask.")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+    if isinstance(model, T5ForConditionalGeneration):
+        for sample in range(options.samples):
+            print(fill_gaps(model, tokenizer, options.text, options.tokens,
+                            seed=options.seed + sample, **how), flush=True)
+        return
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .core import evaluating, seeded
 from .corpus import Corpus
 from .masking import mask_tokens
-from .spans import SENTINELS, Spans
+from .spans import SENTINELS
 from .stories import Story, story_tables
 from .tokenizer import WordPieceTokenizer
 from .windows import Joined
