@@ -97,19 +97,27 @@ def run_next_sentence(options: NextSentence) -> None:
 
 
 def run_generate(options: Generate) -> None:
-    "Print each text as it is written."
+    "Print each text: a GPT's as it is written, a T5's with its gaps filled."
+    from minibert.gaps import fill_gaps
     from minibert.gpt import GPTForCausalLM, generate
     from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
+    from minibert.t5 import T5ForConditionalGeneration
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
-    if not isinstance(model, GPTForCausalLM):
-        raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't continue "
-                         "texts: give a run of --model gpt, or use minibert fill-mask.")
+    if not isinstance(model, GPTForCausalLM | T5ForConditionalGeneration):
+        raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't write "
+                         "texts: give a run of --model gpt or t5, or use minibert "
+                         "fill-mask.")
     tokenizer = open_tokenizer(options.run)
+    how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+    if isinstance(model, T5ForConditionalGeneration):
+        for sample in range(options.samples):
+            print(fill_gaps(model, tokenizer, options.text, options.tokens,
+                            seed=options.seed + sample, **how), flush=True)
+        return
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
-    how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     for sample in range(options.samples):
         written, shown = ids[0].tolist(), 0
         for token in generate(model, ids, options.tokens, real=real, stop=end,

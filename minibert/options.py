@@ -74,10 +74,10 @@ class NextSentence(Options):
 
 @dataclass(frozen=True)
 class Generate(Options):
-    "Continue a text with a GPT, token by token; an empty text asks for a new one."
+    "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
 
     run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # what it continues
+    text: tyro.conf.Positional[str]  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens

@@ -91,7 +91,7 @@ class PretrainOptions(TrainingConfig):
     streaming: bool = False  # read a data set as it comes: one too large to keep
     processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
-    model: Literal["bert", "gpt"] = "bert"  # bert fills blanks, gpt continues a text
+    model: Literal["bert", "gpt", "t5"] = "bert"  # fills blanks, goes on, fills gaps
     size: Literal["tiny", "mini", "small", "medium", "base"] = "tiny"  # of the model
     vocab_size: Count = 8192  # pieces at most; a small text has fewer
     max_position_embeddings: Count | None = None  # tokens it can read; None: length

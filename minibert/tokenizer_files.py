@@ -14,7 +14,7 @@ from .core import Positive, check_values, read_json, read_text, write_whole
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
-__all__ = ['write_tokenizer', 'fetch_files']
+__all__ = ['write_tokenizer', 'fetch_files', 'read_vocab', 'read_tokenizer']
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #a8fb96a5
 def _to_json(tokenizer: Any) -> dict:
@@ -172,17 +172,6 @@ def read_vocab(path: str | Path) -> list[str]:
     lines = read_text(path).removesuffix("\n").split("\n")
     return [line.rstrip() for line in lines]
 
-<<<<<<< /tmp/tmpq2xo1eza
-
-def read_json(path: Path) -> dict:
-    "The object in a JSON file; ValueError where there is none."
-    try: content = json.loads(path.read_text(encoding="utf8"))
-    except ValueError: content = None
-    if isinstance(content, dict): return content
-    raise ValueError(f"{path} is no whole JSON object: copy or download it again.")
-=======
->>>>>>> /tmp/tmptricyzya
-
 # %% ../nbs/appendix/tokenizer_files.ipynb #6b15102e
 _OPTIONS = {  # ours: in tokenizer_config.json, in tokenizer.json
     "lowercase": ("do_lower_case", "lowercase"),
@@ -199,11 +188,7 @@ def read_tokenizer(
 ) -> dict[str, Any]:  # the arguments of a WordPieceTokenizer
     "What a tokenizer's files say; ValueError where it is not BERT's."
     files = _find_files(name_or_folder, hub)
-<<<<<<< /tmp/tmpo8_p89bh
-    read = {name: read_json(files[name]) for name in _READ[1:] if name in files}
-=======
     read = {name: read_json(files[name], _KINDS) for name in _READ[1:] if name in files}
->>>>>>> /tmp/tmpmojy91cv
     for name, content in read.items(): _check_added(name, content)
     rules, config = (read.get(name, {}) for name in _FILES[1:])
     model, clean = rules.get("model") or {}, rules.get("normalizer") or {}
