@@ -16,7 +16,8 @@ from .config_files import config_text
 from .core import write_whole
 from .text import check_text, close_spaces
 from .tokenizer import WordPieceTokenizer
-from .tokenizer_files import fetch_files, read_json
+from .core import read_json
+from .tokenizer_files import fetch_files
 
 # %% auto #0
 __all__ = ['FileTokenizer', 'read_spiece', 'find_tokenizer_files', 'tokenizer_type', 'read_other', 'open_tokenizer']

@@ -11,12 +11,13 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
 from .checkpoints import read_metrics
-from .core import write_whole
+from .core import seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate, evaluate_pretraining
@@ -24,27 +25,28 @@ from .families import family_of, resolve
 from .heads import BertForPreTraining, fill_mask, next_sentence
 from .kinds import KINDS, examples_of
 from .other_tokenizers import open_tokenizer
-from .pairs_parts import read_objectives
 from .parallel import join_processes
-from .recipe import PretrainOptions
-from .runs import Run, open_run, ruler, seconds_a_step, training_config
+from .recipe import PretrainOptions, read_objectives
+from .runs import (
+    VAL_SEED, Run, open_run, ruler, seconds_a_step, training_config)
 from .stories import stories
 from .weights import save_pretrained
 
 # %% auto #0
-__all__ = ['QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs', 'measure_windows',
-           'with_text', 'figures', 'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'draw_curves',
-           'finish']
+__all__ = ['WRITERS', 'QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs',
+           'measure_windows', 'measure_spans', 'with_text', 'figures', 'accuracies', 'questions', 'what_it_learned',
+           'answers', 'texts', 'fillings', 'draw_curves', 'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
     "A line about what is trained, and where."
     if join_processes()[0]: return
     training, config = training_config(run.options), run.config
-    unit = KINDS[run.options.model].unit
-    print(f"Training in {run.folder}: {config.num_hidden_layers} layers, "
-          f"{config.hidden_size} wide, {config.vocab_size:,} pieces; "
-          f"{training.steps:,} steps of {training.batch_size} {unit} of "
+    kind = KINDS[run.options.model]
+    layers = " + ".join(str(getattr(config, name)) for name in kind.depth)
+    print(f"Training in {run.folder}: {layers} layers, "
+          f"{config.hidden_size} wide, {run.tokenizer.vocab_size:,} pieces; "
+          f"{training.steps:,} steps of {training.batch_size} {kind.unit} of "
           f"{training.length} tokens, {training.optimizer}, {training.precision}.",
           flush=True)
 
@@ -76,12 +78,22 @@ def measure_pairs(model: BertForPreTraining, run: Run) -> dict:
 
 def measure_windows(model: nn.Module, run: Run) -> dict:
     "The figures of a model that continues texts."
-    windows = ruler(run)
-    if run.train is not None:
-        training = training_config(run.options)
-        windows = windows.with_baselines(
-            examples_of(run.options.model, run.train, run.tokenizer, training))
-    return evaluate(model, windows)
+    known = dict(train=_training_examples(run))
+    if run.options.dataset == "stories":
+        known["stories"] = stories(run.val.n_documents, split="validation")
+    return evaluate(model, ruler(run).with_baselines(**known))
+
+
+def measure_spans(model: nn.Module, run: Run) -> dict:
+    "The figures of a model that fills gaps."
+    return evaluate(model, ruler(run).with_baselines(_training_examples(run)))
+
+
+def _training_examples(run):
+    "Those of the training text, whose counts are the baselines; None without a text."
+    if run.train is None: return None
+    training = training_config(run.options)
+    return examples_of(run.options.model, run.train, run.tokenizer, training)
 
 # %% ../nbs/appendix/report.ipynb #76ba0421
 def with_text(
@@ -106,20 +118,26 @@ def with_text(
                    val=Corpus.build(documents, run.tokenizer))
 
 # %% ../nbs/appendix/report.ipynb #c9a8afca
+WRITERS = {"clm": "next token", "masked": "missing tokens"}  # a figure, and its name
+
+
 def figures(summary: dict) -> str:
     "The held-out figures as a table, each beside its baseline."
     row = "  {:26}{:>12}{:>12}{:>12}{:>10}".format
     lines = [row("on held-out text", "this model", "unigram", "bigram", "best")]
-    if "clm_loss" in summary:
-        names = [name for name in ("clm", "unigram", "bigram") if f"{name}_loss" in summary]
-        nats = [summary[f"{name}_loss"] for name in names]
-        rest = [""] * (4 - len(names))
-        per_byte = summary["bits_per_byte"] / summary["clm_loss"]
-        lines += [
-            row("next token, loss", *(f"{x:.3f}" for x in nats), *rest),
-            row("next token, perplexity", *(f"{math.exp(x):.2f}" for x in nats), *rest),
-            row("bits per byte", *(f"{x * per_byte:.3f}" for x in nats), *rest),
-            row("next token, accuracy", f"{summary['clm_accuracy']:.1%}", "", "", "")]
+    for name, about in WRITERS.items():
+        if f"{name}_loss" not in summary: continue
+        nats, right = ([summary.get(f"{source}_{figure}") for source in (
+            name, "unigram", "bigram", "best")] for figure in ("loss", "accuracy"))
+        per_byte = summary.get("bits_per_byte", 0) / nats[0]
+        for what, values, form, do in (
+                (f"{about}, loss", nats, ".3f", float),
+                (f"{about}, perplexity", nats, ".2f", math.exp),
+                ("bits per byte", nats, ".3f", per_byte.__mul__),
+                (f"{about}, accuracy", right, ".1%", float)):
+            if what == "bits per byte" and not per_byte: continue
+            lines.append(row(what, *(
+                "" if x is None else format(do(x), form) for x in values)))
     if "mlm_loss" in summary:
         sources = "mlm", "unigram", "bigram"
         losses = [summary[f"{name}_loss"] for name in sources]
@@ -210,10 +228,34 @@ def texts(model: nn.Module, run: Run) -> str:
              for text in written]
     return "\n".join(["", "Three texts that it wrote:", *lines])
 
+# %% ../nbs/appendix/report.ipynb #7f064b27
+def fillings(model: nn.Module, run: Run) -> str:
+    "What the model writes into the gaps of four held-out texts, as text."
+    from minibert.spans import span_mask, spans, spell
+    from minibert.t5 import generate_from
+    tokenizer, lines = run.tokenizer, ["", "What it writes into the gaps:"]
+    top, end = model.config.vocab_size - 1, tokenizer.sep_id
+    for k in range(min(4, run.val.n_documents)):
+        ids = [int(i) for part in run.val.document(k) for i in part][:run.options.length // 2]
+        if len(ids) < 2: continue
+        mask = span_mask(len(ids), seeded(VAL_SEED, k))
+        inputs, targets = spans(torch.tensor(ids), mask, top, end)
+        inputs = torch.cat([inputs.new_tensor([tokenizer.cls_id]), inputs])
+        told = generate_from(model, inputs[None], 2 * len(targets), temperature=0)
+        said = [token.item() for token in told]
+        texts = [spell([i for i in part if i not in (end, tokenizer.cls_id)], tokenizer)
+                 for part in (inputs.tolist(), said, targets.tolist())]
+        for mark, text in zip(("  ", "    it writes: ", "    in truth:  "), texts):
+            lines.append(textwrap.fill(text, 88, initial_indent=mark,
+                                       subsequent_indent="    "))
+    return "\n".join(lines)
+
 # %% ../nbs/appendix/report.ipynb #d46e5958
 OBJECTIVES = {  # as a figure calls them
-    "mlm": "masked words", "nsp": "next sentence", "clm": "next token"}
-GUESSERS = {"mlm": "unigram", "nsp": "coin", "clm": "unigram"}
+    "mlm": "masked words", "nsp": "next sentence", "clm": "next token",
+    "span": "gaps"}
+GUESSERS = {"mlm": "unigram", "nsp": "coin", "clm": "unigram",
+            "span": "target_unigram"}
 
 
 def draw_curves(lines: list[dict], summary: dict):
@@ -230,7 +272,7 @@ def draw_curves(lines: list[dict], summary: dict):
                 [line["step"] for line in told],
                 [line[f"{start}{name}_loss"] for line in told])
     pays = summary | dict(coin_loss=math.log(2))
-    base = {GUESSERS[name]: pays[f"{GUESSERS[name]}_loss"]
+    base = {GUESSERS[name].replace("_", " "): pays[f"{GUESSERS[name]}_loss"]
             for name in names if name in GUESSERS}
     told = [f"{name} {losses[0]:.2f} to {losses[-1]:.2f}"
             for name, (_, losses) in curves.items()]

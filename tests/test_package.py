@@ -27,6 +27,7 @@ MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to 
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
 FLOORS = {  # of the appendix: between which chapters each module lies; core, show and recipe lie below all
     "core": -1,
+    "sums": -0.95,
     "show": -0.9,
     "diagrams": -0.8,
     "exercises": -0.8,
@@ -84,8 +85,11 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "prompts": 19.8,
     "windows": 19.9,
     "spans": 20.5,
+    "gaps": 21.5,
     "bench": 24.5,
+    "side_by_side": 21.6,
     "kinds": 88,
+    "options": 88.5,
     "runs": 89,
     "course": 89.3,
     "report": 89.5,
