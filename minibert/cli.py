@@ -98,7 +98,7 @@ def run_next_sentence(options: NextSentence) -> None:
 
 def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
-    from minibert.gaps import fill_gaps
+    from minibert.gaps import write_answer
     from minibert.gpt import GPTForCausalLM, generate
     from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
@@ -113,8 +113,8 @@ def run_generate(options: Generate) -> None:
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     if isinstance(model, T5ForConditionalGeneration):
         for sample in range(options.samples):
-            print(fill_gaps(model, tokenizer, options.text, options.tokens,
-                            seed=options.seed + sample, **how), flush=True)
+            print(write_answer(model, tokenizer, options.text, options.tokens,
+                               seed=options.seed + sample, **how), flush=True)
         return
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)

@@ -9,6 +9,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ class FileTokenizer:
         self.special_ids = sorted({self.sep_id, self.pad_id} | {
             k for k, token in inner.get_added_tokens_decoder().items() if token.special})
         self.has_spaces = self.tokenize(" a") != self.tokenize("a")
+        names = takewhile(self.vocab.__contains__, (f"<extra_id_{n}>" for n in count()))
+        self.sentinels = [self.vocab[name] for name in names]  # T5's names for gaps
 
     @classmethod
     def from_pretrained(cls, name_or_folder: str | Path, **hub) -> FileTokenizer:
@@ -150,8 +153,8 @@ def read_spiece(path: Path) -> dict:  # pieces, special, unknown, charsmap
 def _from_spiece(path: Path, config: dict) -> Any:  # a tokenizers.Tokenizer
     "T5's tokenizer: the file's pieces, and behind them the sentinels in reverse."
     tk, said = _library(), read_spiece(path)
-    count = config.get("extra_ids", 100)
-    sentinels = [f"<extra_id_{n}>" for n in range(count - 1, -1, -1)]
+    names = range(config.get("extra_ids", 100))
+    sentinels = [f"<extra_id_{n}>" for n in reversed(names)]
     pieces = said["pieces"] + [(name, 0.0) for name in sentinels]
     inner = tk.Tokenizer(tk.models.Unigram(pieces, unk_id=said["unknown"]))
     if said["charsmap"]: inner.normalizer = tk.normalizers.Precompiled(said["charsmap"])

@@ -272,6 +272,21 @@ def test_generate_continues_a_text(hub):
         assert said == tokenizer.decode(row) + "\n"
 
 
+@pytest.mark.parametrize("kind", ["t5-small", "t5-v1_1-small"])
+def test_a_t5_answers_and_fills_gaps(hub, kind):
+    home, models = hub
+    tokenizer, names = open_tokenizer(home / kind), [f"<extra_id_{n}>" for n in range(100)]
+    said, _ = call("generate", home / kind, "summarize: anna lost her ball.", "--tokens", 15, "--temperature", 0)
+    ids = torch.tensor([[*tokenizer.ids("summarize: anna lost her ball."), 1]])
+    theirs = models[kind].generate(ids, max_new_tokens=15, do_sample=False, num_beams=1)
+    assert said == tokenizer.decode(theirs[0].tolist()) + "\n"
+    assert [tokenizer.pieces[gap] for gap in tokenizer.sentinels] == names
+    a, b = (call("generate", home / kind, text, "--tokens", 15, "--seed", 1)[0] for text in (
+        "anna [MASK] her [MASK] [MASK].", "anna <extra_id_0> her <extra_id_1>."))
+    assert a == b and a.startswith("anna") and "extra_id" not in a
+    assert "no text" in refused("generate", home / kind, " ")
+
+
 def test_evaluate_measures_bits_of_the_text_itself(hub, tmp_path):
     folder, tokenizer = hub[0] / "gpt2", open_tokenizer(hub[0] / "gpt2")
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS[:40]))
@@ -382,6 +397,13 @@ def test_real_checkpoints_agree(name, tmp_path):
 def test_the_real_gpt2_writes_and_is_measured():
     assert call("generate", "gpt2", "Once upon a time", "--tokens", 20, "--temperature", 0)[0].startswith("Once upon a time")
     assert 0.5 < json.loads(call("evaluate", "gpt2", "--dataset", "stories")[0])["bits_per_byte"] < 2
+
+
+@pytest.mark.hub
+@pytest.mark.parametrize("name", ["google-t5/t5-small", "google/t5-v1_1-small"])
+def test_a_real_t5_fills_a_gap(name):
+    said, _ = call("generate", name, "The capital of France is [MASK].", "--tokens", 10, "--temperature", 0)
+    assert said.startswith("The capital of France is") and "extra_id" not in said
 
 
 @pytest.mark.hub
