@@ -316,7 +316,7 @@ def test_parity_of_a_checkpoint_from_elsewhere(hub, tmp_path, kind):
     assert result["same"] and result["written"] and result["largest"]["float64"] < 1e-12 and "agree" in said
     stacks = [""] if "gpt" in kind else ["encoder ", "decoder "]
     wanted = [f"{stack}{part}" for stack in stacks for part in ("embeddings", "attention 1", "layer 1", "attention 2", "layer 2")]
-    assert {*wanted, "logits", "loss"} | (set() if "gpt" in kind else {"cross attention 1", "cross attention 2"}) == set(result["parts"])
+    assert {*wanted, "logits", "loss"} | (set() if "gpt" in kind else {"cross attention 1", "cross attention 2"}) <= set(result["parts"])
     assert ("were not compared" in said) == (kind == "t5-v1_1-small" and find_spec("sentencepiece") is None)
     assert (tmp_path / "out/parity.png").read_bytes()[:4] == b"\x89PNG" and all(part in said for part in wanted)
 
