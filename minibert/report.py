@@ -24,6 +24,7 @@ from .families import family_of, resolve
 from .heads import BertForPreTraining, fill_mask, next_sentence
 from .kinds import KINDS, examples_of
 from .parallel import join_processes
+from .progress import plain_table, say
 from .recipe import PretrainOptions, read_objectives
 from .runs import Run, open_run, ruler, seconds_a_step, training_config
 from .stories import stories
@@ -32,20 +33,18 @@ from .weights import save_pretrained
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs', 'measure_windows',
-           'with_text', 'figures', 'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'draw_curves',
-           'finish']
+           'with_text', 'figure_rows', 'figures', 'meaning', 'accuracies', 'questions', 'what_it_learned', 'answers',
+           'texts', 'draw_curves', 'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
     "A line about what is trained, and where."
-    if join_processes()[0]: return
     training, config = training_config(run.options), run.config
     unit = KINDS[run.options.model].unit
-    print(f"Training in {run.folder}: {config.num_hidden_layers} layers, "
+    say(f"Training in {run.folder}: {config.num_hidden_layers} layers, "
           f"{config.hidden_size} wide, {config.vocab_size:,} pieces; "
           f"{training.steps:,} steps of {training.batch_size} {unit} of "
-          f"{training.length} tokens, {training.optimizer}, {training.precision}.",
-          flush=True)
+          f"{training.length} tokens, {training.optimizer}, {training.precision}.")
 
 
 def say_how_long(run: Run, model: nn.Module) -> None:
@@ -55,7 +54,7 @@ def say_how_long(run: Run, model: nn.Module) -> None:
     sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     each = seconds_a_step(model, sampler, training, backend, first=1, least=1, seconds=1)
     if said := forecast(each * training.steps, training.steps, training.steps):
-        print(f"That takes {said}, {each:.3f} s a step.", flush=True)
+        say(f"That takes {said}, {each:.3f} s a step.")
 
 # %% ../nbs/appendix/report.ipynb #b28050b6
 def measure(model: nn.Module, run: Run) -> dict:
@@ -105,9 +104,9 @@ def with_text(
                    val=Corpus.build(documents, run.tokenizer))
 
 # %% ../nbs/appendix/report.ipynb #c9a8afca
-def figures(summary: dict) -> str:
-    "The held-out figures as a table, each beside its baseline."
-    row = "  {:26}{:>12}{:>12}{:>12}{:>10}".format
+def figure_rows(summary: dict) -> list[tuple]:  # the first is the header
+    "The held-out figures as rows of words, each beside its baseline."
+    row = lambda *words: words
     lines = [row("on held-out text", "this model", "unigram", "bigram", "best")]
     if "clm_loss" in summary:
         names = [name for name in ("clm", "unigram", "bigram") if f"{name}_loss" in summary]
@@ -120,19 +119,40 @@ def figures(summary: dict) -> str:
             row("bits per byte", *(f"{x * per_byte:.3f}" for x in nats), *rest),
             row("next token, accuracy", f"{summary['clm_accuracy']:.1%}", "", "", "")]
     if "mlm_loss" in summary:
-        sources = "mlm", "unigram", "bigram"
-        losses = [summary[f"{name}_loss"] for name in sources]
-        right = [summary[f"{name}_accuracy"] for name in sources]
+        names = [name for name in ("mlm", "unigram", "bigram") if f"{name}_loss" in summary]
+        losses = [summary[f"{name}_loss"] for name in names]
+        right = [summary[f"{name}_accuracy"] for name in names]
+        rest = [""] * (3 - len(names))
         best = summary.get("mlm_accuracy_bound")
         lines += [
-            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), ""),
-            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), ""),
+            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), *rest, ""),
+            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), *rest, ""),
             row("masked words, accuracy", *(f"{share:.1%}" for share in right),
-                "" if best is None else f"{best:.1%}")]
+                *rest, "" if best is None else f"{best:.1%}")]
     if "nsp_accuracy" in summary:
         lines.append(row("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
                          "(coin)", f"{0.5:.1%}", ""))
-    return "\n".join(lines)
+    return lines
+
+
+def figures(summary: dict) -> str:
+    "The held-out figures as a table, each beside its baseline."
+    return plain_table(figure_rows(summary))
+
+# %% ../nbs/appendix/report.ipynb #26bc2329
+def meaning(summary: dict) -> str:
+    "What the columns of the table mean, and what to do where nothing is learned yet."
+    lines = []
+    if "unigram_loss" in summary:
+        lines.append("unigram: guesses by how common each piece is; bigram: by the piece "
+                     "before, too.")
+    if "mlm_accuracy_bound" in summary:
+        lines.append("best: all that can be known, by the grammar that tells the stories.")
+    loss = next((summary[f"{name}_loss"] for name in GUESSERS
+                 if GUESSERS[name] == "unigram" and f"{name}_loss" in summary), None)
+    if loss is not None and loss >= summary.get("unigram_loss", math.inf):
+        lines.append("This model is not yet better than the unigram: train longer.")
+    return "\n".join(f"  {line}" for line in lines)
 
 # %% ../nbs/appendix/report.ipynb #9de42180
 def accuracies(figures: dict) -> str:
@@ -240,6 +260,7 @@ def draw_curves(lines: list[dict], summary: dict):
 # %% ../nbs/appendix/report.ipynb #83b5bfd3
 def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
+    say("Measuring on held-out text ...")
     model = model.cpu()
     save_pretrained(model, run.tokenizer, run.folder)
     summary = measure(model, run) | dict(train_seconds=seconds)

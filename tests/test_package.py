@@ -58,6 +58,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "parallel": 9.2,
     "optimizers": 9.3,
     "checkpoints": 9.5,
+    "progress": 9.1,
     "callbacks": 9.6,
     "train_state": 9.7,
     "parity_parts": 11.5,
@@ -87,6 +88,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "runs": 89,
     "course": 89.3,
     "report": 89.5,
+    "overview": 89.7,
     "cli": 90,
 }
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
