@@ -130,19 +130,27 @@ def run_next_sentence(options: NextSentence) -> None:
 
 
 def run_generate(options: Generate) -> None:
-    "Print each text as it is written."
+    "Print each text: a GPT's as it is written, a T5's with its gaps filled."
+    from minibert.gaps import fill_gaps
     from minibert.gpt import GPTForCausalLM, generate
+    from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
-    from minibert.tokenizer import WordPieceTokenizer
+    from minibert.t5 import T5ForConditionalGeneration
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
-    if not isinstance(model, GPTForCausalLM):
-        raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't continue "
-                         "texts: give a run of --model gpt, or use minibert fill-mask.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    if not isinstance(model, GPTForCausalLM | T5ForConditionalGeneration):
+        raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't write "
+                         "texts: give a run of --model gpt or t5, or use minibert "
+                         "fill-mask.")
+    tokenizer = open_tokenizer(options.run)
+    how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+    if isinstance(model, T5ForConditionalGeneration):
+        texts = [fill_gaps(model, tokenizer, options.text, options.tokens,
+                           seed=options.seed + sample, **how)
+                 for sample in range(options.samples)]
+        return answer(options, dict(texts=texts), *texts)
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
-    how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     texts = []
     for sample in range(options.samples):
         written, text, shown = ids[0].tolist(), options.text, 0
@@ -150,10 +158,11 @@ def run_generate(options: Generate) -> None:
                               seed=options.seed + sample, **how):
             written.append(token.item())
             text = tokenizer.decode(written)
-            if not options.json: print(text[shown:], end="", flush=True)
-            shown = len(text)
+            whole = len(text.rstrip("�"))  # a character may need more bytes
+            if not options.json: print(text[shown:whole], end="", flush=True)
+            shown = max(shown, whole)
         texts.append(text)
-        if not options.json: print()
+        if not options.json: print(text[shown:])
     if options.json: answer(options, dict(texts=texts))
 
 

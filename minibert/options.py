@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from .core import AtLeastZero, Count, Positive, Share, Whole, check_fields
+from .core import AtLeastZero, Count, Name, Positive, Share, Whole, check_fields
 from .kinds import KINDS
 from .recipe import (
     BACKENDS, RECIPES, FinetuneConfig, PretrainOptions, read_options, unmade)
@@ -33,8 +33,8 @@ __all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'O
 
 # %% ../nbs/appendix/options.ipynb #347a0fb7
 _Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
-_Run = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-_Asked = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+_Run = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+_Asked = Annotated[Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Text = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
 _Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
 
@@ -53,7 +53,7 @@ class Pretrain(Output, PretrainOptions):
 
     learning_rate: _Rate = PretrainOptions.learning_rate  # AdamW's, at its peak
     recipe: Literal["own", "bert", "fast"] = "own"  # the paper's, or the quickest
-    resume: str | None = None  # the folder of a run that was stopped: go on with it
+    resume: Name | None = None  # the folder of a run that was stopped: go on with it
     print_config: bool = False  # print every option as YAML, and do nothing else
 
 # %% ../nbs/appendix/options.ipynb #0aa0b106
@@ -69,9 +69,9 @@ class Evaluate(Options):
     "Measure a run on its held-out text, or any checkpoint on another text."
 
     run: _Run  # a run's folder; with --dataset, any checkpoint
-    dataset: str | None = None  # another text: a data set, a folder, a file, stories
-    name: str | None = None  # the data set's configuration, as wikitext-2-raw-v1
-    text_column: str = "text"  # the data set's column that holds the text
+    dataset: Name | None = None  # another text: a data set, a folder, a file, stories
+    name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
+    text_column: Name = "text"  # the data set's column that holds the text
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class NextSentence(Options):
 
 @dataclass(frozen=True)
 class Generate(Options):
-    "Continue a text with a GPT, token by token; an empty text asks for a new one."
+    "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
 
     run: _Run  # a run's folder, or a model's name on the hub
-    text: _Text  # what it continues
+    text: _Text  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens
@@ -111,7 +111,7 @@ class Parity(Options):
     "Compare a checkpoint here with the same in transformers, part by part."
 
     checkpoint: _Run  # a folder, or a model's name on the hub
-    out: str | None = None  # a folder for the figures as JSON and a picture of one head
+    out: Name | None = None  # a folder for the figures as JSON and a picture of one head
 
 # %% ../nbs/appendix/options.ipynb #c9611970
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Finetune(Output, FinetuneConfig):
     "Teach a pre-trained BERT a label, from any table with texts and labels."
 
     run: _Asked = None  # a run's folder, or a model's name on the hub
-    dataset: str | None = None  # a CSV or TSV file, a data set's name, a local folder
-    out: str | None = None  # the folder of the result, a new one (default: the next)
-    resume: str | None = None  # the folder of a result that was stopped: go on with it
+    dataset: Name | None = None  # a CSV or TSV file, a data set's name, a local folder
+    out: Name | None = None  # the folder of the result, a new one (default: the next)
+    resume: Name | None = None  # the folder of a result that was stopped: go on with it
     learning_rate: _Rate = FinetuneConfig.learning_rate  # AdamW's, at its peak
 
 
@@ -136,7 +136,7 @@ class Bench(Options):
     batch_size: Count = 32  # pairs in a step
     length: Count = 128  # tokens in a pair
     threads: Count | None = None  # in each process; None: all processors
-    out: str | None = None  # a JSON file; a bar chart goes beside it
+    out: Name | None = None  # a JSON file; a bar chart goes beside it
 
 # %% ../nbs/appendix/options.ipynb #5882f43e
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Probe(Options):
     "Ask a model's layers for parts of speech, beside the controls."
 
     run: _Run  # a run's folder, or a model's name on the hub
-    dataset: str | None = None  # a folder of CoNLL-U files; None: the stories
-    out: str | None = None  # a folder for the figures as JSON, and two pictures
+    dataset: Name | None = None  # a folder of CoNLL-U files; None: the stories
+    out: Name | None = None  # a folder for the figures as JSON, and two pictures
     seeds: Count = 5  # probes of each kind
     last_piece: bool = False  # read each word's last piece beside its first
 
@@ -156,7 +156,7 @@ class Inspect(Options):
 
     run: _Run  # a run's folder, or a model's name on the hub
     text: _Text  # a [MASK] in it is guessed layer by layer
-    out: str  # a new folder for the pictures and index.html
+    out: Name  # a new folder for the pictures and index.html
     pair: str | None = None  # a second sentence
 
 

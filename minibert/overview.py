@@ -23,7 +23,7 @@ __all__ = ['FIGURES', 'is_trained_now', 'describe', 'list_runs', 'run_rows', 'sa
 
 # %% ../nbs/appendix/overview.ipynb #18b1b5b4
 FIGURES = {  # the main figure, by the first that a run has; then what it stands beside
-    "mlm_loss": "unigram_loss", "clm_loss": "unigram_loss", "span_loss": "unigram_loss",
+    "mlm_loss": "unigram_loss", "clm_loss": "unigram_loss", "masked_loss": "unigram_loss",
     "nsp_accuracy": None}
 
 

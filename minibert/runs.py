@@ -31,6 +31,7 @@ from .finetune_runs import run_finetuning
 from .heads import BertForPreTraining
 from .kinds import KINDS, examples_of, with_dropout
 from .optimizers import make_optimizers
+from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .progress import Progress, is_shown, say
@@ -65,7 +66,7 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
     if family_of(model)[0] not in KINDS[options.model].architectures:
         raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
                          f"{options.model}: start from a model of the same kind.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.start)
+    tokenizer = open_tokenizer(options.start)
     save_pretrained(model, tokenizer, folder)
     return model.config, tokenizer
 
@@ -121,7 +122,7 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
                                 "minibert pretrain made.")
     options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
     _, _, config = read_kind(folder)
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    tokenizer = open_tokenizer(folder)
     texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
     return Run(folder, options, config, tokenizer, *texts)
 

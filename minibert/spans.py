@@ -5,6 +5,7 @@
 # %% ../nbs/appendix/spans.ipynb #204bf08f
 from __future__ import annotations
 
+import math
 from copy import copy
 
 import torch
@@ -227,10 +228,15 @@ def span_baselines(
     batches: int = 50,
     batch_size: int = 32,
 ) -> dict[str, float]:  # nats a token that was cut out; {} where nothing is known
-    "What the unigram and the bigram of the training text pay for what was cut out."
+    "What the unigram and the bigram get for what was cut out; one for all the targets."
     if examples.train is None: return {}
     ids, _, masks = (part if isinstance(part, dict) else part.numpy()
                      for part in examples.in_order(batches, batch_size))
     left, right = (ids[:, cut][masks[:, 1:]] for cut in (slice(-1), slice(1, None)))
-    return guess_losses(
+    found = guess_losses(
         examples.train.row, examples.tokenizer.vocab_size, left, right)
+    noise, gaps = span_sizes(examples.raw, *examples.sizes)
+    targets = noise + gaps + 1
+    text = noise * (found["unigram_loss"] + math.log(targets / noise))
+    return found | dict(
+        target_unigram_loss=(text + (gaps + 1) * math.log(targets)) / targets)

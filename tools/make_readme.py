@@ -12,7 +12,7 @@ from pathlib import Path
 from nbconvert import MarkdownExporter
 
 SUBJECTS = {
-    "The ground": "core show diagrams recipe",
+    "The ground": "core sums show diagrams recipe",
     "Text": "text tokenizer_files vocabulary rows tokenizer_proofs documents stories corpus labels labelled bags",
     "Models": "config_files memory inputs embeddings_proofs rotary attention_parts parts encoder_proofs model_proofs losses asking heads_proofs "
               "families files weights_proofs parity_parts classifier_parts classifiers compare",
