@@ -5,8 +5,6 @@
 # %% ../nbs/appendix/cli.ipynb #7a0bbea6
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shlex
@@ -19,9 +17,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 # %% auto #0
-__all__ = ['RUNS', 'answer', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate',
-           'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'run_runs',
-           'run_compare', 'sigterm_stops', 'main']
+__all__ = ['FUNCTIONS', 'answer', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence',
+           'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect',
+           'run_runs', 'run_compare', 'sigterm_stops', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
@@ -227,10 +225,9 @@ def run_probe(options: Probe) -> None:
     "Print how well each layer tells the parts of speech."
     say(f"Probing {options.run} ...")
     from minibert import probe_runs
-    with contextlib.redirect_stdout(io.StringIO()) as table:
-        result = probe_runs.run_probe(options.run, options.dataset, options.out,
-                                      options.seeds, both=options.last_piece)
-    answer(options, result, table.getvalue().rstrip("\n"))
+    result = probe_runs.run_probe(options.run, options.dataset, options.out,
+                                  options.seeds, both=options.last_piece)
+    answer(options, result, probe_runs.probe_tables(result))
 
 
 def run_inspect(options: Inspect) -> None:
@@ -258,7 +255,7 @@ def run_compare(options: Compare) -> None:
            f"The curves are in {found['picture']}.")
 
 # %% ../nbs/appendix/cli.ipynb #60eb9ea0
-RUNS = {
+FUNCTIONS = {
     Pretrain: run_pretrain,
     Evaluate: run_evaluate,
     FillMask: run_fill_mask,
@@ -294,7 +291,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
             options = parse(words)
-            with shown(not options.quiet): return RUNS[type(options)](options) or 0
+            with shown(not options.quiet): return FUNCTIONS[type(options)](options) or 0
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130

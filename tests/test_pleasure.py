@@ -2,6 +2,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +11,7 @@ from dataclasses import fields
 
 import pytest
 
-from command import QUICK, call, everything_in, refused
+from command import QUICK, call, refused
 
 FIRST = "import sys, time; from minibert.cli import main\ntry: code = main(sys.argv[1:])\nexcept SystemExit as stopped: code = stopped.code\n" \
         "print('torch' in sys.modules, code, file=sys.stderr)"
@@ -28,7 +30,7 @@ def alone(*words, cwd=None):
     (["--help"], 0), (["pretrain", "--help"], 0), (["--version"], 0), (["pretrain", "--steps", "0"], 2), (["pretrain", "--batchsize", "8"], 2),
     (["pretrain", "--backend", "numpy", "--optimizer", "muon"], 2), (["pretrain", "--model", "gpt", "--whole-words"], 2),
     (["pretrain", "--objectives", "clm"], 2), (["pretrain", "--print-config"], 0), (["fill-mask", "runs/1", "the", "[MASK]"], 2), (["nothing"], 2),
-    (["runs"], 2)], ids=" ".join)
+    (["runs"], 2)], ids=str)
 def test_torch_is_not_imported_for(words, code, tmp_path):
     assert alone(*words, cwd=tmp_path)[2:] == (False, code)
 
@@ -80,7 +82,7 @@ def test_the_overview_names_all_commands_and_how_they_end():
 
 
 def test_a_shell_can_complete():
-    out, _ = call("--tyro-print-completion", "bash")
+    out, _ = call("--tyro-print-completion", "bash", code=None)  # tyro exits without a code, which is 0
     assert "fill-mask" in out and "batch-size" in out
 
 
@@ -106,10 +108,147 @@ def test_the_same_short_name_everywhere():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    "Two runs of four steps and a text, in a folder whose name has a space; what the first one printed and said."
+    "Three runs of four steps in a folder whose name has a space, and what each printed and said."
     home = tmp_path_factory.mktemp("a home")
-    told = call("pretrain", *QUICK, "--log-steps", 2, "--out", "runs/my run", cwd=home, code=2)  # there is no folder runs yet
-    return home, told
+    (home / "my runs").mkdir()
+    more = {"1": ("--log-steps", 2), "2": ("--seed", 1, "--lr", 1e-2, "--quiet"), "other": ("--vocab-size", 300, "--json")}
+    return home, {name: call("pretrain", *QUICK, *words, "--out", f"my runs/{name}", cwd=home) for name, words in more.items()}
 
 
-def test_the_fixture(): pass
+def test_what_is_being_done_is_said_line_by_line(trained):
+    out, err = trained[1]["1"]
+    begins = ["Reading the stories ...", "Learning the vocabulary ...", "Turning the text into ids ...", "Training in my runs/1",
+              "step 1 of 4: ", "step 2 of 4: ", "step 4 of 4: ", "Measuring on held-out text ..."]
+    lines = err.splitlines()
+    assert len(lines) == len(begins) and all(line.startswith(begin) for line, begin in zip(lines, begins, strict=True)), err
+    assert re.search(r"steps/s, done at \d\d:\d\d$", lines[4]) or "done at" in lines[4]
+    assert "\r" not in err and not any(line in out for line in lines)
+
+
+def test_the_result_speaks(trained):
+    out, _ = trained[1]["1"]
+    assert "not yet better than the unigram: train longer" in out and "best: all that can be known" in out and "bigram: by the piece before" in out
+    command = out.splitlines()[-1]
+    assert "'my runs/1'" in command and out.splitlines()[-2] == "Saved in my runs/1. Ask it more:"
+    _, *words = shlex.split(command)
+    assert "%" in call(*words, cwd=trained[0])[0]
+
+
+def test_quiet_prints_the_result_alone(trained):
+    out, err = trained[1]["2"]
+    assert not err and "masked words, loss" in out and out.endswith("Saved in my runs/2.\n") and "likeliest" not in out
+
+
+def one_object(*words, cwd=None, code=0):
+    "What a command with --json prints: one object, and nothing else."
+    out, err = call(*words, "--json", cwd=cwd, code=code)
+    assert not re.search(r"^[{}\[]", err, re.M)
+    return json.loads(out)
+
+
+def test_json_is_one_object(trained, tmp_path):
+    home, told = trained
+    run = home / "my runs/1"
+    new = json.loads(told["other"][0])
+    assert new["folder"] == "my runs/other" and new["mlm_loss"] > 0
+    assert one_object("fill-mask", run, "a [MASK] [MASK]", "--k", 2)["masks"][1]
+    assert one_object("next-sentence", run, "It ran.", "It sat.").keys() == {"follows", "share"}
+    assert len(one_object("runs", home / "my runs")["runs"]) == 3
+    assert one_object("pretrain", *QUICK, "--print-config")["steps"] == 4
+
+
+def test_one_folder_for_all_runs(trained, tmp_path):
+    copied(trained, tmp_path, "7")
+    table = tmp_path / "who.csv"
+    table.write_text("text,label\n" + "".join(f"{who} lost {n}.,{who}\n" for n in range(20) for who in ("anna", "tom")))
+    tuned = one_object("finetune", "runs/7", "--dataset", table, "--epochs", 1, "--length", 12, cwd=tmp_path)
+    assert tuned["folder"] == "runs/8" and 0 <= tuned["bert"]["accuracy"] <= 1 and not (tmp_path / "tuned").exists()
+    assert sum(one_object("classify", tmp_path / "runs/8", "tom ran.")["labels"].values()) == pytest.approx(1)
+    assert [run["model"] for run in one_object("runs", cwd=tmp_path)["runs"]] == ["bert", "classifier"]
+
+
+@pytest.mark.slow
+def test_json_of_the_larger_commands(trained, tmp_path):
+    run = trained[0] / "my runs/1"
+    assert one_object("parity", run)["same"] is True
+    assert one_object("evaluate", run) == json.loads(call("evaluate", run)[0])  # a pipe gets it anyway
+    assert one_object("inspect", run, "a [MASK]", "--out", tmp_path / "page")["page"].endswith("index.html")
+    call("pretrain", *QUICK, "--model", "gpt", "--out", tmp_path / "gpt")
+    assert len(one_object("generate", tmp_path / "gpt", "one", "--tokens", 5, "--samples", 2)["texts"]) == 2
+    assert "compare runs of one --model" in refused("compare", run, tmp_path / "gpt", "--out", tmp_path / "a.png")
+    call("pretrain", *QUICK, "--objectives", "nsp", "--out", tmp_path / "nsp")
+    assert one_object("compare", run, tmp_path / "nsp", "--out", tmp_path / "a.png")["figures"].keys() == {"nsp_accuracy"}
+    assert "roles" in one_object("probe", run, "--seeds", 1)
+    assert one_object("bench", "--size", "tiny", "--vocab-size", 200, "--batch-size", 2, "--length", 16, "--rounds", 1, "--minutes", 0.1,
+                      "--threads", 1)["cases"]
+
+
+def test_a_table_has_lines_in_a_terminal_and_none_in_a_pipe(trained, capsys, monkeypatch):
+    from minibert.cli import main
+    folder = str(trained[0] / "my runs")
+    assert main(["runs", folder]) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "250")
+    assert main(["runs", folder]) == 0
+    rich = capsys.readouterr().out
+    assert "│" in rich and "│" not in plain and "\x1b" not in plain
+    assert set(re.findall(r"[\d.]{4,}", plain)) == set(re.findall(r"[\d.]{4,}", rich))
+
+
+def copied(trained, tmp_path, *numbers):
+    for number in numbers: shutil.copytree(trained[0] / "my runs/1", tmp_path / "runs" / number)
+    return tmp_path / "runs"
+
+
+def test_runs_tells_each_state(trained, tmp_path):
+    from filelock import FileLock
+    runs = copied(trained, tmp_path, "1", "2", "3", "10")
+    (runs / "2/summary.json").unlink()
+    (runs / "3/summary.json").write_text("{")
+    (runs / "10/run.yaml").write_text("steps: many")
+    for name in ("empty", ".4.making"): (runs / name).mkdir()
+    before = [path.read_bytes() for path in sorted(runs.rglob("*.*")) if path.is_file()]
+    with FileLock(runs / "1/.lock"):
+        found = one_object("runs", "runs", cwd=tmp_path)["runs"]
+    assert [run["run"] for run in found] == ["runs/1", "runs/2", "runs/3", "runs/10", "runs/empty"]
+    assert found[0]["state"] == "being trained now" and found[1]["state"] == "stopped at step 4: go on with --resume runs/2"
+    assert [("summary.json" in found[2]["damaged"]), "steps is 'many'" in found[3]["damaged"], "neither" in found[4]["damaged"]] == [True] * 3
+    out, err = call("runs", "runs", cwd=tmp_path)
+    assert not err and out.count("damaged") >= 3 and "summary.json is damaged" in out
+    assert one_object("runs", "runs", cwd=tmp_path)["runs"][0]["state"] == "finished"
+    assert before == [path.read_bytes() for path in sorted(runs.rglob("*.*")) if path.is_file()]
+    assert "There is no folder nowhere" in refused("runs", "nowhere", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{\"a\": 1}", "7", "\x00"])
+@pytest.mark.parametrize("name", ["summary.json", "run.yaml", "checkpoints/00000004/state.json"])
+def test_no_damage_stops_the_list(trained, tmp_path, name, text):
+    runs = copied(trained, tmp_path, "1")
+    (runs / "1" / name).write_text(text)
+    assert len(one_object("runs", runs)["runs"]) == 1
+    assert "runs" in call("runs", runs)[0]
+
+
+def test_compare_is_paired_and_signed(trained, tmp_path):
+    a, b = (str(trained[0] / "my runs" / k) for k in "12")
+    there = one_object("compare", a, b, "--out", tmp_path / "x.png")
+    back, _ = call("compare", b, a, "--out", tmp_path / "x.png")
+    for row in there["figures"].values():
+        low, high = row["interval"]
+        assert row["b"] - row["a"] == pytest.approx(row["difference"], abs=1e-9) and low <= row["difference"] <= high
+        assert f"{-row['difference']:+.3f}" in back and f"{-high:+.3f} to {-low:+.3f}" in back
+    loss = there["figures"]["mlm_loss"]
+    own = [json.loads((trained[0] / "my runs" / k / "summary.json").read_text()) for k in "12"]
+    assert [told["mlm_loss"] for told in own] == pytest.approx([loss["a"], loss["b"]])  # the questions of `evaluate`
+    apart = sum((told["mlm_loss_interval"][1] - told["mlm_loss_interval"][0]) ** 2 for told in own) ** 0.5
+    assert loss["interval"][1] - loss["interval"][0] < apart
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG") and "The curves are in" in back
+
+
+def test_compare_refuses_what_cannot_be_paired(trained, tmp_path):
+    one, other = (trained[0] / "my runs" / name for name in ("1", "other"))
+    assert "different vocabularies" in refused("compare", one, other, "--out", tmp_path / "a.png")
+    assert "There is no folder" in refused("compare", one, one, "--out", tmp_path / "no/a.png")
+    assert "not the folder of a run" in refused("compare", one, tmp_path / "none", "--out", tmp_path / "b.png")
+    assert not list(tmp_path.iterdir())
