@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 # %% auto #0
-__all__ = ['FUNCTIONS', 'answer', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence',
+__all__ = ['FUNCTIONS', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence',
            'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect',
            'run_runs', 'run_compare', 'sigterm_stops', 'main']
 
@@ -31,7 +31,7 @@ from .progress import print_table, say, shown
 from .recipe import as_yaml, read_objectives
 
 # %% ../nbs/appendix/cli.ipynb #836d1feb
-def answer(options: Output, found: dict, *words: str | list) -> None:
+def print_found(options: Output, found: dict, *words: str | list) -> None:
     "Print what was found: as JSON where it is asked for, else text and tables."
     if options.json: return print(json.dumps(found, indent=2, ensure_ascii=False))
     for part in words:
@@ -53,7 +53,7 @@ def run_pretrain(options: Pretrain) -> None:
     check_kind(options)
     if options.model == "bert": read_objectives(options.objectives)
     if options.print_config:
-        return answer(options, asdict(options), as_yaml(options).rstrip("\n"))
+        return print_found(options, asdict(options), as_yaml(options).rstrip("\n"))
     say(f"Opening {options.resume} ..." if options.resume else
         f"Reading {'the stories' if options.dataset == 'stories' else options.dataset} ...")
     from minibert.core import keep_freed_memory
@@ -74,7 +74,7 @@ def run_pretrain(options: Pretrain) -> None:
         meaning(summary), what_it_learned(model, run), ""]
     more = [] if options.quiet else [
         f"  {ask_more(summary, options.model, run.folder)}"]
-    answer(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,
+    print_found(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,
            f"Saved in {run.folder}." + (" Ask it more:" if more else ""), *more)
 
 # %% ../nbs/appendix/cli.ipynb #3322e9d8
@@ -99,7 +99,7 @@ def run_evaluate(options: Evaluate) -> None:
     say("Measuring on held-out text ...")
     summary = measure(model, run)
     if not sys.stdout.isatty(): options = replace(options, json=True)
-    answer(options, summary, figure_rows(summary), meaning(summary))
+    print_found(options, summary, figure_rows(summary), meaning(summary))
 
 # %% ../nbs/appendix/cli.ipynb #5fcb7e4e
 def run_fill_mask(options: FillMask) -> None:
@@ -110,7 +110,7 @@ def run_fill_mask(options: FillMask) -> None:
     model = load_pretrained(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     found = fill_mask(model, tokenizer, options.text, k=options.k)
-    answer(options, dict(masks=[dict(answers) for answers in found]),
+    print_found(options, dict(masks=[dict(answers) for answers in found]),
            *("  ".join(f"{piece} {share:.1%}" for piece, share in answers)
              for answers in found))
 
@@ -123,7 +123,7 @@ def run_next_sentence(options: NextSentence) -> None:
     model = load_pretrained(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     share = next_sentence(model, tokenizer, options.a, options.b)
-    answer(options, dict(follows=share > 0.5, share=share),
+    print_found(options, dict(follows=share > 0.5, share=share),
            f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
 
 
@@ -146,7 +146,7 @@ def run_generate(options: Generate) -> None:
         texts = [fill_gaps(model, tokenizer, options.text, options.tokens,
                            seed=options.seed + sample, **how)
                  for sample in range(options.samples)]
-        return answer(options, dict(texts=texts), *texts)
+        return print_found(options, dict(texts=texts), *texts)
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
     texts = []
@@ -161,14 +161,14 @@ def run_generate(options: Generate) -> None:
             shown = max(shown, whole)
         texts.append(text)
         if not options.json: print(text[shown:])
-    if options.json: answer(options, dict(texts=texts))
+    if options.json: print_found(options, dict(texts=texts))
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
     "Print how far each part differs from transformers, and the verdict."
     from minibert.compare import compare_with_hf, comparison_table
     result = compare_with_hf(options.checkpoint, out=options.out)
-    answer(options, result, comparison_table(result))
+    print_found(options, result, comparison_table(result))
     return 0 if result["same"] else 1
 
 # %% ../nbs/appendix/cli.ipynb #44db5aaf
@@ -193,7 +193,7 @@ def run_finetune(options: Finetune) -> None:
     if join_processes()[0]: return
     ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
     more = "." if options.quiet else f". Ask it:\n  {ask}"
-    answer(options, dict(folder=str(folder)) | told, accuracies(told),
+    print_found(options, dict(folder=str(folder)) | told, accuracies(told),
            f"\nSaved in {folder}{more}")
 
 # %% ../nbs/appendix/cli.ipynb #45653589
@@ -205,7 +205,7 @@ def run_classify(options: Classify) -> None:
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     text = options.text if options.pair is None else (options.text, options.pair)
     shares = classify(model, tokenizer, text)[0]
-    answer(options, dict(labels=shares),
+    print_found(options, dict(labels=shares),
            "  ".join(f"{label} {share:.1%}" for label, share in shares.items()))
 
 # %% ../nbs/appendix/cli.ipynb #0934f9f3
@@ -218,7 +218,7 @@ def run_bench(options: Bench) -> None:
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
     cases = ((options.size, options.vocab_size),) if options.size else CASES
     result = bench(cases, **{name: getattr(options, name) for name in known})
-    answer(options, result, bench_table(result))
+    print_found(options, result, bench_table(result))
 
 # %% ../nbs/appendix/cli.ipynb #ca186d2d
 def run_probe(options: Probe) -> None:
@@ -227,7 +227,7 @@ def run_probe(options: Probe) -> None:
     from minibert import probe_runs
     result = probe_runs.run_probe(options.run, options.dataset, options.out,
                                   options.seeds, both=options.last_piece)
-    answer(options, result, probe_runs.probe_tables(result))
+    print_found(options, result, probe_runs.probe_tables(result))
 
 
 def run_inspect(options: Inspect) -> None:
@@ -235,7 +235,7 @@ def run_inspect(options: Inspect) -> None:
     say(f"Drawing what {options.run} does ...")
     from minibert.page import inspect
     page = inspect(options.run, options.text, options.out, options.pair)
-    answer(options, dict(page=str(page)), f"Open {page} in a browser.")
+    print_found(options, dict(page=str(page)), f"Open {page} in a browser.")
 
 
 def run_runs(options: Runs) -> None:
@@ -243,7 +243,7 @@ def run_runs(options: Runs) -> None:
     from minibert.overview import list_runs, run_rows
     found = list_runs(options.folder)
     damaged = [f"{run['run']}: {run['damaged']}" for run in found if "damaged" in run]
-    answer(options, dict(runs=found), run_rows(found), *damaged)
+    print_found(options, dict(runs=found), run_rows(found), *damaged)
 
 
 def run_compare(options: Compare) -> None:
@@ -251,7 +251,7 @@ def run_compare(options: Compare) -> None:
     say(f"Asking {options.a} and {options.b} the same questions ...")
     from minibert.overview import compare_runs, comparison_rows
     found = compare_runs(options.a, options.b, options.out)
-    answer(options, found, comparison_rows(found), found["verdict"],
+    print_found(options, found, comparison_rows(found), found["verdict"],
            f"The curves are in {found['picture']}.")
 
 # %% ../nbs/appendix/cli.ipynb #60eb9ea0
