@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 # %% auto #0
-__all__ = ['RUNS', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_parity',
-           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
+__all__ = ['RUNS', 'EXPECTED', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_parity',
+           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'silenced', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from .kinds import KINDS, check_backend, check_kind
@@ -32,20 +32,21 @@ def run_pretrain(options: Pretrain) -> None:
     check_kind(options)
     if options.model == "bert": read_objectives(options.objectives)
     if options.print_config: return print(as_yaml(options), end="")
-    from minibert.core import keep_freed_memory
+    from minibert.core import going_on, keep_freed_memory
     from minibert.parallel import join_processes
     from minibert.report import (
         figures, finish, say_how_long, say_start, what_it_learned)
     from minibert.runs import begin, go_on, train
     keep_freed_memory()
-    if options.resume is not None: run, model, seconds = go_on(options, options.resume)
-    else:
-        run, model = begin(options)
-        say_start(run)
-        if options.minutes is None: say_how_long(run, model)
-        model, seconds = train(run, model)
-    if join_processes()[0]: return
-    summary = finish(model, seconds, run)
+    run, model = begin(options) if options.resume is None else (None, None)
+    with going_on("pretrain", options.resume or run.folder):
+        if run is None: run, model, seconds = go_on(options, options.resume)
+        else:
+            say_start(run)
+            if options.minutes is None: say_how_long(run, model)
+            model, seconds = train(run, model)
+        if join_processes()[0]: return
+        summary = finish(model, seconds, run)
     print(f"\n{figures(summary)}\n{what_it_learned(model, run)}\n\n"
           f"Saved in {run.folder}. Ask it more:")
     if ask := KINDS[options.model].ask: print(f"  minibert {ask.format(run.folder)}")
@@ -134,7 +135,7 @@ def run_finetune(options: Finetune) -> None:
     if options.resume is None and not (options.run and options.dataset):
         raise ValueError("There is nothing to learn from: give a run's folder and "
                          "--dataset, or go on with --resume and a folder.")
-    from minibert.core import keep_freed_memory
+    from minibert.core import going_on, keep_freed_memory
     from minibert.finetune_runs import resume_finetuning
     from minibert.parallel import join_processes
     from minibert.report import accuracies
@@ -144,7 +145,7 @@ def run_finetune(options: Finetune) -> None:
     else:
         folder = options.resume
         check_resumed(options, folder)
-        told = resume_finetuning(folder)
+        with going_on("finetune", folder): told = resume_finetuning(folder)
     if join_processes()[0]: return
     print("\n" + accuracies(told))
     print(f'\nSaved in {folder}. Ask it:\n  minibert classify {folder} "a text"')
@@ -213,19 +214,39 @@ def sigterm_stops() -> Iterator[None]:
     finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
+EXPECTED = ValueError, OSError, RuntimeError, ArithmeticError, ImportError, MemoryError
+
+
+def silenced(code: int) -> int:
+    "The exit code, with nothing left to print into a pipe or a disk that refuses."
+    try: sys.stdout and sys.stdout.flush()
+    except OSError: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
+    for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
+        if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     try:
         with sigterm_stops():
             options = parse(sys.argv[1:] if words is None else words)
-            return RUNS[type(options)](options) or 0
+            code = RUNS[type(options)](options) or 0
+            if sys.stdout: sys.stdout.flush()
+            return code
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, RuntimeError, ArithmeticError, ImportError) as problem:
+    except BrokenPipeError: return silenced(130)  # whoever read us has gone
+    except Exception as problem:
         if os.environ.get("MINIBERT_DEBUG"): raise
-        print(f"minibert: {problem}", file=sys.stderr)
-        return 2
+        from minibert.core import in_words
+        said = in_words(problem)
+        if not isinstance(problem, EXPECTED):
+            said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "
+                    "please report it with what MINIBERT_DEBUG=1 shows.")
+        print(f"minibert: {said}", file=sys.stderr)
+        return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a
 if __name__ == "__main__" and "__file__" in globals(): sys.exit(main())

@@ -35,6 +35,7 @@ class Kind:
     own: dict = field(default_factory=dict)  # options that have another default
     only: tuple = ()  # options that must keep their default
     ask: str = ""  # a command that asks it more
+    least: int = 2  # places that an example takes at least
 
 
 KINDS = {
@@ -42,7 +43,7 @@ KINDS = {
         "minibert.kinds:bert_config", ("BertForPreTraining", "RoFormerForMaskedLM"),
         "minibert.training:make_sampler",
         "pairs", "minibert.report:measure_pairs", "minibert.report:answers",
-        kept=("mlm_loss", "mlm_accuracy")),
+        kept=("mlm_loss", "mlm_accuracy"), least=5),
     "gpt": Kind(
         "minibert.kinds:gpt_config", ("GPT2LMHeadModel",), "minibert.kinds:windows",
         "windows", "minibert.report:measure_windows", "minibert.report:texts",
@@ -94,6 +95,9 @@ def examples_of(
 def check_kind(options: PretrainOptions) -> None:
     "Refuse options that the model doesn't have: ValueError with a sentence."
     kind = KINDS[options.model]
+    if options.length < kind.least:
+        raise ValueError(f"length is {options.length}, and {kind.unit} take {kind.least} places "
+                         "at least: give more.")
     default = {f.name: f.default for f in fields(PretrainOptions)} | kind.own
     for name in kind.only:
         if (value := getattr(options, name)) != default[name]:
