@@ -130,7 +130,7 @@ def run_next_sentence(options: NextSentence) -> None:
 
 def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
-    from minibert.gaps import fill_gaps
+    from minibert.gaps import write_answer
     from minibert.gpt import GPTForCausalLM, generate
     from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
@@ -144,8 +144,8 @@ def run_generate(options: Generate) -> None:
     tokenizer = open_tokenizer(options.run)
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     if isinstance(model, T5ForConditionalGeneration):
-        texts = [fill_gaps(model, tokenizer, options.text, options.tokens,
-                           seed=options.seed + sample, **how)
+        texts = [write_answer(model, tokenizer, options.text, options.tokens,
+                              seed=options.seed + sample, **how)
                  for sample in range(options.samples)]
         return print_found(options, dict(texts=texts), *texts)
     end = tokenizer.sep_id
