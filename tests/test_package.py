@@ -81,6 +81,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "prompts": 19.8,
     "windows": 19.9,
     "spans": 20.5,
+    "summarising": 21.5,
     "bench": 24.5,
     "kinds": 88,
     "runs": 89,
