@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from .core import write_whole
+from .core import AtLeastZero, Count, check_values, naming, read_json, read_text, write_whole
 from .files import write_model
 from .parallel import join_processes
 
@@ -66,22 +66,29 @@ def read_state(
 ) -> dict:  # step, seconds, sha256, about, measured
     "What a checkpoint says of itself; ValueError where that cannot be read."
     try:
-        state = json.loads((checkpoint / "state.json").read_text(encoding="utf8"))
-        names = "step", "seconds", "sha256", "about", "measured"
-        return {name: state[name] for name in names}
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+        state = read_json(checkpoint / "state.json", _STATE, tuple(_STATE))
+        check_values(state["about"], dict.fromkeys(state["about"], dict), "about.")
+        if state["step"] != int(checkpoint.name):
+            raise ValueError(f"step is {state['step']}, and the folder says "
+                             f"{int(checkpoint.name)}")
+        return {name: state[name] for name in _STATE}
+    except (OSError, ValueError) as problem:
         raise ValueError(f"The checkpoint {checkpoint} is damaged: its state.json "
-                         f"cannot be read ({problem!r}).") from None
+                         f"cannot be read ({problem}).") from None
+
+
+_STATE = dict(step=Count, seconds=AtLeastZero, sha256=dict, about=dict, measured=dict)
 
 # %% ../nbs/appendix/checkpoints.ipynb #9426b59b
 def read_about(
     folder: str | Path,
 ) -> tuple[Path, dict]:  # the checkpoint; its model, examples, training
     "How a run was begun, by its newest checkpoint; FileNotFoundError without one."
+    why = ""
     for checkpoint in list_checkpoints(folder)[::-1]:
         try: return checkpoint, read_state(checkpoint)["about"]
-        except ValueError: continue
-    raise FileNotFoundError(_NONE.format(folder))
+        except ValueError as problem: why = f" {problem}"
+    raise FileNotFoundError(_NONE.format(folder) + why)
 
 
 _NONE = "{} holds no whole checkpoint: give the folder of a run that stopped."
@@ -99,7 +106,7 @@ def _best_first(checkpoints: list[Path]) -> list[Path]:
     for checkpoint in checkpoints:
         try: loss = read_state(checkpoint)["measured"].get("val_loss", math.inf)
         except ValueError: continue
-        if loss < math.inf: losses[checkpoint] = loss
+        if isinstance(loss, (int, float)) and loss < math.inf: losses[checkpoint] = loss
     return sorted(losses, key=losses.get)
 
 # %% ../nbs/appendix/checkpoints.ipynb #4a8bac35
@@ -206,17 +213,35 @@ def check_same(
 # %% ../nbs/appendix/checkpoints.ipynb #c7d7b50a
 def append_metrics(folder: str | Path, line: dict) -> None:
     "Write one line more to metrics.jsonl."
-    with open(Path(folder) / "metrics.jsonl", "a", encoding="utf8") as file:
+    path = Path(folder) / "metrics.jsonl"
+    with naming(path), open(path, "a", encoding="utf8") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def read_metrics(folder: str | Path) -> list[dict]:
-    "The whole lines of metrics.jsonl; a last one that was cut short is left out."
-    history = []
-    for line in (Path(folder) / "metrics.jsonl").read_text(encoding="utf8").splitlines():
-        try: history.append(json.loads(line))
-        except ValueError: break
+    "The lines of metrics.jsonl, but for a last one that was cut short; [] without it."
+    path, history = Path(folder) / "metrics.jsonl", []
+    if not path.exists(): return []
+    lines = read_text(path).splitlines()
+    for k, line in enumerate(lines, start=1):
+        try: values = json.loads(line)
+        except (ValueError, RecursionError):
+            if k == len(lines): break
+            values = None
+        history.append(_checked_line(values, f"In {path}, line {k}"))
     return history
+
+
+def _checked_line(values, where: str) -> dict:
+    "A line of metrics with numbers where numbers belong; else ValueError."
+    if isinstance(values, dict) and type(values.get("step")) is int:
+        wrong = [name for name, value in values.items() if name.endswith("_loss")
+                 and (isinstance(value, bool) or not isinstance(value, (int, float)))]
+        if not wrong: return values
+        where += f", {wrong[0]}"
+    else: where += ", step"
+    raise ValueError(f"{where} is no number: mend the line, or move the file away; the "
+                     "run goes on without it.")
 
 
 def cut_metrics(folder: str | Path, last: int) -> list[dict]:
@@ -231,5 +256,5 @@ def cut_metrics(folder: str | Path, last: int) -> list[dict]:
 def keep_batch(folder: str | Path, step: int, batch: dict[str, Tensor]) -> Path:
     "Write the batch of step `step`, counted from 1, beside the metrics."
     path = Path(folder) / f"batch-of-step-{step}.safetensors"
-    save_file({name: values.contiguous() for name, values in batch.items()}, path)
+    write_whole(path, save({name: values.contiguous() for name, values in batch.items()}))
     return path

@@ -62,8 +62,12 @@ class ClassifierConfig(BertConfig):
     def from_dict(cls, values: dict) -> ClassifierConfig:
         "A config from Hugging Face's names; ValueError for another kind of answer."
         kind = values.get("problem_type")
-        labels = {int(k): name for k, name in (values.get("id2label") or {}).items()}
-        labels = tuple(labels[k] for k in sorted(labels)) or cls.labels
+        given = {str(k): name for k, name in (values.get("id2label") or {}).items()}
+        numbers = [str(k) for k in range(len(given))]
+        if given.keys() != set(numbers):
+            raise ValueError(f"id2label has the keys {', '.join(given)[:80]}: give 0, 1 and "
+                             "so on, each once.")
+        labels = tuple(given[k] for k in numbers) or cls.labels
         if kind not in (None, "single_label_classification") or len(labels) < 2:
             raise ValueError(
                 f"It does not choose one label of several (it has {len(labels)}, for "

@@ -5,7 +5,6 @@
 # %% ../nbs/appendix/cli.ipynb #7a0bbea6
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -13,202 +12,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, Literal
+from dataclasses import asdict
 
 # %% auto #0
-__all__ = ['WORDS', 'DESCRIPTION', 'COMMANDS', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Generate',
-           'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify', 'look_for', 'default_options', 'parse',
-           'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_parity',
+__all__ = ['RUNS', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_parity',
            'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
-import tyro
-
-from .compare import compare_with_hf, comparison_table
-from .core import (
-    AtLeastZero, Count, Positive, Share, Whole, check_fields, keep_freed_memory)
-from .finetune_runs import FinetuneConfig, resume_finetuning
-from .heads import fill_mask, next_sentence
-from .kinds import KINDS, check_kind
-from .pairs_parts import read_objectives
-from .parallel import join_processes
-from .recipe import (
-    BACKENDS, RECIPES, PretrainOptions, as_yaml, read_options, unmade)
-from minibert.report import (
-    accuracies, figures, finish, measure, say_how_long, say_start, what_it_learned,
-    with_text)
-from .runs import (
-    began_with, begin, check_backend, check_resumed, go_on, open_run, train, tune)
-from .tokenizer import WordPieceTokenizer
-from .weights import load_pretrained
-
-# %% ../nbs/appendix/cli.ipynb #347a0fb7
-@dataclass(frozen=True)
-class Pretrain(PretrainOptions):
-    "Learn a vocabulary, build a model, pre-train it, measure it, keep it in a folder."
-
-    learning_rate: Annotated[  # the peak, for adamw
-        Positive, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")
-    ] = PretrainOptions.learning_rate
-    recipe: Literal["own", "bert", "fast"] = "own"  # the paper's, or the quickest
-    resume: str | None = None  # the folder of a run that was stopped: go on with it
-    print_config: bool = False  # print every option as YAML, and do nothing else
-
-# %% ../nbs/appendix/cli.ipynb #0aa0b106
-@dataclass(frozen=True)
-class Options:
-    "Options that are held against their annotations: ValueError names the first fault."
-
-    def __post_init__(self): check_fields(self)
-
-
-@dataclass(frozen=True)
-class Evaluate(Options):
-    "Measure a run on its held-out text, or any checkpoint on another text."
-
-    run: tyro.conf.Positional[str]  # a run's folder; with --dataset, any checkpoint
-    dataset: str | None = None  # another text: a data set, a folder, a file, stories
-    name: str | None = None  # the data set's configuration, as wikitext-2-raw-v1
-    text_column: str = "text"  # the data set's column that holds the text
-
-
-@dataclass(frozen=True)
-class FillMask(Options):
-    "Show the likeliest pieces for every [MASK] in a text."
-
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # a text with one [MASK] or more
-    k: Count = 5  # how many pieces for each
-
-# %% ../nbs/appendix/cli.ipynb #9fc6824f
-@dataclass(frozen=True)
-class NextSentence(Options):
-    "Say how likely it is that the second sentence follows the first."
-
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    a: tyro.conf.Positional[str]  # the first sentence
-    b: tyro.conf.Positional[str]  # the second sentence
-
-
-@dataclass(frozen=True)
-class Generate(Options):
-    "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
-
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # what it continues, "" for a new one, or fills
-    tokens: Count = 100  # how many at most; the end of the text comes before
-    temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
-    top_k: Count | None = None  # only the k likeliest tokens
-    top_p: Share | None = None  # only the likeliest that reach this share together
-    seed: Whole = 0  # another seed, another text
-    samples: Count = 1  # how many texts
-
-
-@dataclass(frozen=True)
-class Parity(Options):
-    "Compare a checkpoint here with the same in transformers, part by part."
-
-    checkpoint: tyro.conf.Positional[str]  # a folder, or a model's name on the hub
-    out: str | None = None  # a folder for the figures as JSON and a picture of one head
-
-# %% ../nbs/appendix/cli.ipynb #c9611970
-@dataclass(frozen=True)
-class Finetune(FinetuneConfig):
-    "Teach a pre-trained BERT a label, from any table with texts and labels."
-
-    run: tyro.conf.Positional[str | None] = None  # a run's folder, or a model's name
-    dataset: str | None = None  # a CSV or TSV file, a data set's name, a local folder
-    out: str | None = None  # the folder of the result, a new one (default: the next)
-    resume: str | None = None  # the folder of a result that was stopped: go on with it
-
-
-@dataclass(frozen=True)
-class Bench(Options):
-    "Time training steps here and in Hugging Face's library, in turn, side by side."
-
-    size: Literal["tiny", "mini", "small", "medium", "base"] | None = None  # None: four
-    vocab_size: Count = 8192  # with --size
-    minutes: Positive = 6.5  # about so long in all
-    rounds: Count = 15  # steps of each peer at most
-    batch_size: Count = 32  # pairs in a step
-    length: Count = 128  # tokens in a pair
-    threads: Count | None = None  # in each process; None: all processors
-    out: str | None = None  # a JSON file; a bar chart goes beside it
-
-# %% ../nbs/appendix/cli.ipynb #5882f43e
-@dataclass(frozen=True)
-class Probe(Options):
-    "Ask a model's layers for parts of speech, beside the controls."
-
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    dataset: str | None = None  # a folder of CoNLL-U files; None: the stories
-    out: str | None = None  # a folder for the figures as JSON, and two pictures
-    seeds: Count = 5  # probes of each kind
-    last_piece: bool = False  # read each word's last piece beside its first
-
-
-@dataclass(frozen=True)
-class Inspect(Options):
-    "Draw what a model does with a text: pictures, and one page that shows them."
-
-    run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # a [MASK] in it is guessed layer by layer
-    out: str  # a new folder for the pictures and index.html
-    pair: str | None = None  # a second sentence
-
-
-@dataclass(frozen=True)
-class Classify(Options):
-    "Say which label a fine-tuned BERT gives a text."
-
-    run: tyro.conf.Positional[str]  # a folder that finetune made, or a model's name
-    text: tyro.conf.Positional[str]  # the text
-    pair: str | None = None  # the second text, for tasks about two
-
-# %% ../nbs/appendix/cli.ipynb #c471d2ed
-WORDS = {"run", "text", "a", "b", "checkpoint"}  # positional, in every command
-
-
-def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
-    "The values of some flags, None where one is missing, and the other words."
-    parser = argparse.ArgumentParser(
-        usage="minibert COMMAND [options]", add_help=False, allow_abbrev=False)
-    for flag in flags: parser.add_argument(flag)
-    found, rest = parser.parse_known_args(words)
-    return vars(found), rest
-
-
-def default_options(kind: type, words: list[str], path: str | None) -> Any:
-    "An instance with what --resume, --backend, --recipe and the file stand for."
-    found, _ = look_for(words, "--resume", "--model", "--backend", "--recipe")
-    in_file = read_options(path, kind) if path else {}
-    for name in in_file.keys() & WORDS:
-        raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
-                         "give it on the command line.")
-    options = began_with(found["resume"], kind)
-    if kind is Pretrain:
-        models = {name: about.own for name, about in KINDS.items()}
-        for name, bundles in (
-                ("model", models), ("backend", BACKENDS), ("recipe", RECIPES)):
-            options |= bundles.get(found[name] or in_file.get(name), {})
-    return unmade(kind, options | in_file, tyro.MISSING)
-
-# %% ../nbs/appendix/cli.ipynb #dfb7f7ed
-def parse(words: list[str]) -> Any:  # an instance of the command's options
-    "What the words ask for; SystemExit with help, or with a sentence for a mistake."
-    found, words = look_for(words, "--config")
-    kinds = []
-    for command, (kind, _) in COMMANDS.items():
-        own = {}
-        if command in words[:1]:
-            own["default"] = default_options(kind, words, found["config"])
-        kinds.append(Annotated[kind, tyro.conf.subcommand(
-            command, prefix_name=False, **own)])
-    return tyro.cli(reduce(or_, kinds), prog="minibert", description=DESCRIPTION,
-                    args=words)
+from .kinds import KINDS, check_backend, check_kind
+from .options import (
+    Bench, Classify, Evaluate, FillMask, Finetune, Generate, Inspect, NextSentence,
+    Parity, Pretrain, Probe, parse)
+from .recipe import as_yaml, read_objectives
 
 # %% ../nbs/appendix/cli.ipynb #6e6ab957
 def run_pretrain(options: Pretrain) -> None:
@@ -217,6 +32,11 @@ def run_pretrain(options: Pretrain) -> None:
     check_kind(options)
     if options.model == "bert": read_objectives(options.objectives)
     if options.print_config: return print(as_yaml(options), end="")
+    from minibert.core import keep_freed_memory
+    from minibert.parallel import join_processes
+    from minibert.report import (
+        figures, finish, say_how_long, say_start, what_it_learned)
+    from minibert.runs import begin, go_on, train
     keep_freed_memory()
     if options.resume is not None: run, model, seconds = go_on(options, options.resume)
     else:
@@ -236,6 +56,9 @@ def run_pretrain(options: Pretrain) -> None:
 # %% ../nbs/appendix/cli.ipynb #3322e9d8
 def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint and print the figures as JSON."
+    from minibert.report import measure, with_text
+    from minibert.runs import open_run
+    from minibert.weights import load_pretrained
     if options.dataset is None:
         if options.name is not None:
             raise ValueError(f"--name {options.name} belongs to a data set: give it "
@@ -253,6 +76,9 @@ def run_evaluate(options: Evaluate) -> None:
 # %% ../nbs/appendix/cli.ipynb #5fcb7e4e
 def run_fill_mask(options: FillMask) -> None:
     "Print the likeliest pieces, a line for every [MASK]."
+    from minibert.heads import fill_mask
+    from minibert.tokenizer import WordPieceTokenizer
+    from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     for answers in fill_mask(model, tokenizer, options.text, k=options.k):
@@ -261,6 +87,9 @@ def run_fill_mask(options: FillMask) -> None:
 
 def run_next_sentence(options: NextSentence) -> None:
     "Print how likely it is that b follows a."
+    from minibert.heads import next_sentence
+    from minibert.tokenizer import WordPieceTokenizer
+    from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     share = next_sentence(model, tokenizer, options.a, options.b)
@@ -271,14 +100,16 @@ def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
     from minibert.gaps import fill_gaps
     from minibert.gpt import GPTForCausalLM, generate
+    from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
     from minibert.t5 import T5ForConditionalGeneration
+    from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
     if not isinstance(model, GPTForCausalLM | T5ForConditionalGeneration):
         raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't write "
                          "texts: give a run of --model gpt or t5, or use minibert "
                          "fill-mask.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    tokenizer = open_tokenizer(options.run)
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     if isinstance(model, T5ForConditionalGeneration):
         for sample in range(options.samples):
@@ -287,20 +118,21 @@ def run_generate(options: Generate) -> None:
         return
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
-    how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     for sample in range(options.samples):
         written, shown = ids[0].tolist(), 0
         for token in generate(model, ids, options.tokens, real=real, stop=end,
                               seed=options.seed + sample, **how):
             written.append(token.item())
             text = tokenizer.decode(written)
-            print(text[shown:], end="", flush=True)
-            shown = len(text)
-        print()
+            whole = len(text.rstrip("\ufffd"))  # a character may need more bytes
+            print(text[shown:whole], end="", flush=True)
+            shown = max(shown, whole)
+        print(text[shown:])
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
     "Print how far each part differs from transformers, and the verdict."
+    from minibert.compare import compare_with_hf, comparison_table
     result = compare_with_hf(options.checkpoint, out=options.out)
     print(comparison_table(result))
     return 0 if result["same"] else 1
@@ -311,6 +143,11 @@ def run_finetune(options: Finetune) -> None:
     if options.resume is None and not (options.run and options.dataset):
         raise ValueError("There is nothing to learn from: give a run's folder and "
                          "--dataset, or go on with --resume and a folder.")
+    from minibert.core import keep_freed_memory
+    from minibert.finetune_runs import resume_finetuning
+    from minibert.parallel import join_processes
+    from minibert.report import accuracies
+    from minibert.runs import check_resumed, tune
     keep_freed_memory()
     if options.resume is None: folder, told = tune(asdict(options))
     else:
@@ -325,6 +162,7 @@ def run_finetune(options: Finetune) -> None:
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
     from minibert.classifiers import classify, load_classifier
+    from minibert.tokenizer import WordPieceTokenizer
     model = load_classifier(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     text = options.text if options.pair is None else (options.text, options.pair)
@@ -335,6 +173,7 @@ def run_classify(options: Classify) -> None:
 def run_bench(options: Bench) -> None:
     "Time training steps, print the table, keep it where asked."
     from minibert.bench import CASES, bench, bench_table
+    from minibert.core import keep_freed_memory
     keep_freed_memory()
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
     cases = ((options.size, options.vocab_size),) if options.size else CASES
@@ -355,21 +194,19 @@ def run_inspect(options: Inspect) -> None:
     page = inspect(options.run, options.text, options.out, options.pair)
     print(f"Open {page} in a browser.")
 
-# %% ../nbs/appendix/cli.ipynb #037c376b
-DESCRIPTION = """BERT from scratch, from the command line. Options may also stand in a
-YAML file, a line each, read by --config FILE; those given by hand are stronger."""
-COMMANDS = {
-    "pretrain": (Pretrain, run_pretrain),
-    "evaluate": (Evaluate, run_evaluate),
-    "fill-mask": (FillMask, run_fill_mask),
-    "next-sentence": (NextSentence, run_next_sentence),
-    "generate": (Generate, run_generate),
-    "parity": (Parity, run_parity),
-    "finetune": (Finetune, run_finetune),
-    "classify": (Classify, run_classify),
-    "inspect": (Inspect, run_inspect),
-    "probe": (Probe, run_probe),
-    "bench": (Bench, run_bench),
+# %% ../nbs/appendix/cli.ipynb #60eb9ea0
+RUNS = {
+    Pretrain: run_pretrain,
+    Evaluate: run_evaluate,
+    FillMask: run_fill_mask,
+    NextSentence: run_next_sentence,
+    Generate: run_generate,
+    Parity: run_parity,
+    Finetune: run_finetune,
+    Classify: run_classify,
+    Inspect: run_inspect,
+    Probe: run_probe,
+    Bench: run_bench,
 }
 
 # %% ../nbs/appendix/cli.ipynb #90435511
@@ -390,7 +227,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     try:
         with sigterm_stops():
             options = parse(sys.argv[1:] if words is None else words)
-            return dict(COMMANDS.values())[type(options)](options) or 0
+            return RUNS[type(options)](options) or 0
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130

@@ -9,6 +9,8 @@ import difflib
 import json
 from pathlib import Path
 
+from .core import read_json
+
 # %% auto #0
 __all__ = ['POSITIONS', 'refuse_unknown', 'check_rotary', 'refuse_other', 'refuse_foreign', 'refuse_positions', 'read_config',
            'config_text']
@@ -93,17 +95,8 @@ def read_config(path: str | Path) -> dict:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give a config.json.")
-    try: values = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not JSON ({error}): give a Hugging Face config.json."
-        ) from None
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"{path} holds a {type(values).__name__}: a config is an object of names "
-            f"and values, as in a Hugging Face config.json."
-        )
-    return values
+    return read_json(path, {
+        "model_type": str | None, "architectures": list[str] | None, "id2label": dict | None})
 
 # %% ../nbs/appendix/config_files.ipynb #c7bd1b49
 def config_text(values: dict) -> str:

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import json
 import math
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import threading
 import time
@@ -19,13 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from reprlib import Repr
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 # %% auto #0
-__all__ = ['Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Bounds', 'check_fields', 'write_whole', 'seeded',
-           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory',
-           'follow_parent']
+__all__ = ['Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
+           'check_fields', 'naming', 'write_whole', 'read_text', 'read_json', 'in_words', 'seeded', 'bfloat16_ratio',
+           'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -42,6 +46,13 @@ class Bounds:
         low = value > self.low if self.above else value >= self.low
         return low and (value < self.high if self.below else value <= self.high)
 
+
+class Filled(Bounds):
+    "For a word that names something: a blank one names nothing."
+
+    def __contains__(self, value: str) -> bool:
+        return bool(value.strip()) and "\0" not in value
+
 # %% ../nbs/appendix/core.ipynb #58c6c27a
 Count = Annotated[int, Bounds(1, words="a whole number of 1 or more")]
 Whole = Annotated[int, Bounds(0, words="a whole number of 0 or more")]
@@ -49,16 +60,20 @@ Positive = Annotated[float, Bounds(0, above=True, words="a number above 0")]
 AtLeastZero = Annotated[float, Bounds(0, words="a number of 0 or more")]
 Share = Annotated[float, Bounds(0, 1, words="a share from 0 to 1")]
 Rate = Annotated[float, Bounds(0, 1, below=True, words="a share from 0 to below 1")]
+Name = Annotated[str, Filled(words="a word that isn't empty")]
 
 # %% ../nbs/appendix/core.ipynb #38800571
-_PLAIN = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
+_PLAIN = {int: "a whole number", float: "a number", str: "a word", bool: "True or False",
+          list: "a list", dict: "an object of names and values"}
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
 
 
 def _number_fault(value: Any, kind: type, words: str) -> str | None:
     "Whole numbers pass for floats; bools, infinities and NaN pass for nothing."
     allowed = (int,) if kind is int else (int, float)
     good = isinstance(value, allowed) and not isinstance(value, bool)
-    return None if good and math.isfinite(value) else words
+    return None if good and -math.inf < value < math.inf else words
 
 # %% ../nbs/appendix/core.ipynb #98224c92
 def _fault(value: Any, wanted: Any) -> str | None:
@@ -79,7 +94,10 @@ def _fault(value: Any, wanted: Any) -> str | None:
     if origin is tuple:
         good = isinstance(value, tuple) and all(
             _fault(item, options[0]) is None for item in value)
-        return None if good else f"a tuple, each item {_PLAIN[options[0]]}"
+        return None if good else f"a tuple (a list in a file), each {_PLAIN[options[0]]}"
+    if origin is list:
+        good = isinstance(value, list) and not any(_fault(v, options[0]) for v in value)
+        return None if good else f"a list, each {_PLAIN[options[0]]}"
     if wanted is NoneType: return None if value is None else "None"
     if wanted in (int, float): return _number_fault(value, wanted, _PLAIN[wanted])
     return None if isinstance(value, wanted) else _PLAIN.get(wanted, wanted.__name__)
@@ -91,16 +109,34 @@ def _annotations(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+def check_values(
+    values: dict[str, Any],
+    wanted: dict[str, Any],  # name -> annotation; other names may be there or not
+    where: str = "",  # how the sentence begins
+) -> None:
+    "Hold values against annotations; ValueError names the first that fails."
+    for name, kind in wanted.items():
+        if name in values and (fault := _fault(values[name], kind)):
+            verb = "choose" if get_origin(kind) is Literal else "give"
+            raise ValueError(
+                f"{where}{name} is {_SHORT.repr(values[name])}: {verb} {fault}.")
+
+
 def check_fields(config: Any) -> None:
     "Hold each field of a dataclass against its annotation; ValueError names the first that fails."
-    wanted = _annotations(type(config))
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if fault := _fault(value, wanted[field.name]):
-            verb = "choose" if get_origin(wanted[field.name]) is Literal else "give"
-            raise ValueError(f"{field.name} is {value!r}: {verb} {fault}.")
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    check_values(values, _annotations(type(config)))
 
 # %% ../nbs/appendix/core.ipynb #1ca7864d
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    "While it lasts, a system that refuses names the file: a full disk doesn't."
+    try: yield
+    except OSError as problem:
+        if problem.filename is not None or problem.errno is None: raise
+        raise OSError(problem.errno, os.strerror(problem.errno), str(path)) from None
+
+
 def write_whole(
     path: str | Path,  # the file to write
     data: str | bytes,  # its whole content
@@ -113,13 +149,67 @@ def write_whole(
         )
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(aside, "wb") as file:
+        with naming(path), open(aside, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+# %% ../nbs/appendix/core.ipynb #5c7e187b
+_LARGEST = 1 << 26  # bytes of a small file: none of ours comes near
+
+
+def read_text(path: str | Path) -> str:
+    "A small text file; ValueError naming it where it's no UTF-8, or has no end."
+    with naming(path), open(path, "rb") as file: data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ValueError(f"{path} is larger than {_LARGEST >> 20} MiB, and a small file is "
+                         "expected there: give another one.")
+    try: return data.decode("utf8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is damaged or isn't UTF-8 text: copy or download it "
+                         "again.") from None
+
+
+def read_json(
+    path: str | Path,
+    wanted: dict[str, Any] | None = None,  # name -> annotation
+    needed: tuple = (),  # names that must be there
+) -> dict:
+    "The JSON object in a file; ValueError naming the file, and the key that is wrong."
+    try: values = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError): values = None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no whole JSON object, so it's damaged or another "
+                         "file: copy or download it again.")
+    if lost := [name for name in needed if name not in values]:
+        raise ValueError(f"{path} lacks {lost[0]!r}: copy or download it again.")
+    check_values(values, wanted or {}, f"In {path}, ")
+    return values
+
+# %% ../nbs/appendix/core.ipynb #a049bcb8
+_NO_MEMORY = re.compile("allocate memory|out of memory|array is too big")
+_ADVICE = {
+    errno.ENOSPC: "make room on that disk", errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
+    errno.EACCES: "ask for the right to it", errno.EPERM: "ask for the right to it",
+    errno.EROFS: "give a place that can be written", errno.ENAMETOOLONG: "shorten it",
+    errno.EMFILE: "close other files, or raise the limit (ulimit -n)"}
+
+
+def in_words(problem: BaseException) -> str:
+    "What to tell a person of an error, in one line."
+    said = " ".join(str(problem).split())
+    code = getattr(problem, "errno", None)
+    if isinstance(problem, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(said):
+        return ("There isn't enough memory for that: give a smaller --batch-size, --length "
+                "or --size, cut the batch by --gradient-accumulation-steps, or free some.")
+    if code is None or not isinstance(problem, OSError) or not problem.strerror: return said
+    what = problem.filename or "What minibert prints"
+    return (f"{what} could not be read or written ({problem.strerror}): "
+            f"{_ADVICE.get(code, 'check that path')}.")
 
 # %% ../nbs/appendix/core.ipynb #5372e66b
 def seeded(

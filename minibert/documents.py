@@ -17,7 +17,7 @@ from typing import Any
 from .stories import stories
 
 # %% auto #0
-__all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_table',
+__all__ = ['TABLES', 'split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_table',
            'load_documents', 'sample_sentences']
 
 # %% ../nbs/appendix/documents.ipynb #1b0d3ea8
@@ -162,19 +162,33 @@ def _check_text(file):
 # %% ../nbs/appendix/documents.ipynb #9269b213
 def _text_files(path):
     "The text files at `path`, unless it is a folder of tables in the hub's layout."
-    if path.is_file() and path.suffix not in (".parquet", ".arrow"): return [path]
-    files = list(_below(path))
-    tables = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
-    if any(file.suffix in tables for file in files): return []
-    return sorted(file for file in files if file.suffix == ".txt" and file.is_file())
+    if path.is_file(): return [] if path.suffix.lower() in TABLES else [path]
+    kinds = {file: file.suffix.lower() for file in _below(path)}
+    texts = sorted(f for f, kind in kinds.items() if kind == ".txt" and f.is_file())
+    tables = [file for file, kind in kinds.items() if kind in TABLES]
+    if not tables: return texts
+    if own := [file for file in texts if not _ABOUT.fullmatch(file.stem)]:
+        raise ValueError(f"The folder {path} holds tables (as {tables[0].name}) and text "
+                         f"files (as {own[0].name}): give a folder with one kind of "
+                         "them, or one file.")
+    return []
+
+
+TABLES = (".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv")
+_ABOUT = re.compile("readme|license|licence|notice|citation|vocab", re.IGNORECASE)
+_MOST = 1_000_000  # files below a folder: a whole disk has more
 
 
 def _below(path):
     "All files below a folder; what may not be listed is an error, and never left out."
     def refuse(error): raise error
+    count = 0
     if path.is_dir():
         for folder, _, names in os.walk(path, onerror=refuse):
             yield from (Path(folder) / name for name in names)
+            if (count := count + len(names)) > _MOST:
+                raise ValueError(f"There are more than {_MOST:,} files below {path}: give "
+                                 "the folder that holds the text.")
 
 # %% ../nbs/appendix/documents.ipynb #d2554463
 def _held_out(read, split):
@@ -208,6 +222,14 @@ def _open_kept(source, name):
         raise ConnectionError(f"the hub gave no answer; {error}") from None
 
 # %% ../nbs/appendix/documents.ipynb #a8374f65
+def _there(path):
+    "The path, unless it's no name on the hub either and leads nowhere."
+    text = str(path)
+    named = path.suffix.lower() in (*TABLES, ".txt", ".md") or text[:1] in ("/", "~", ".")
+    if path.exists() or not (named or text.count("/") > 1): return path
+    raise FileNotFoundError(f"There is no file or folder {text}: check its path.")
+
+
 def _open_data(source, name, streaming):
     "The splits of a data set: from a local path, the hub, or what was kept of it."
     import datasets
@@ -232,6 +254,7 @@ def load_table(
         import datasets
     bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
+    _there(Path(source))
     try: return _open_data(source, name, streaming)
     except Exception as error:
         raise _systems(error) or _not_loaded(source, name, error) from None

@@ -47,11 +47,21 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
     values = read_config(folder / "config.json")
     said = architecture or next(iter(values.get("architectures") or ()), None)
     name, family = find_family(values.get("model_type"), said)
-    return name, family, read_sizes(values, name)
+    try: return name, family, read_sizes(values, name)
+    except ValueError as problem:
+        raise ValueError(f"In {folder / 'config.json'}: {problem}") from None
 
 # %% ../nbs/appendix/files.ipynb #91d34d74
+_MOST_LAYERS = 1000  # a damaged config would build them for hours
+
+
 def empty_model(family: Family, config: Any) -> nn.Module:
     "A model without numbers, on the device `meta`."
+    names = "num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"
+    most = max(getattr(config, name, None) or 0 for name in names)
+    if most > _MOST_LAYERS:
+        raise ValueError(f"The config asks for {most:,} layers, and {_MOST_LAYERS:,} are the "
+                         "most: give this file's own config.")
     with torch.device("meta"): return resolve(family.model)(config)
 
 # %% ../nbs/appendix/files.ipynb #c1f0a0d1
@@ -115,8 +125,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 # %% ../nbs/appendix/files.ipynb #3f94c411
 _SIDE = "next_sentence.safetensors"  # what RoFormer has no name for, see below
 _FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", _SIDE,
-          "vocab.txt", "tokenizer.json", "tokenizer_config.json",
-          "special_tokens_map.json", "added_tokens.json"]
+          "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.json",
+          "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
 _TROUBLE = {  # what the hub's client raises: what we say
     "GatedRepoError": "is behind terms: accept them on its page and log in",
     "RevisionNotFoundError": "has no such revision: choose a branch, tag or commit",
@@ -141,9 +151,19 @@ def _download(name: str, **where) -> Path:
     return folder
 
 # %% ../nbs/appendix/files.ipynb #0cc61613
+def _finished(folder: Path) -> Path:
+    "The folder, unless it's that of a run which has been stopped: FileNotFoundError."
+    there = [any(folder.glob(name)) for name in ("*.safetensors*", "*.bin*")]
+    for file, command in (("run.yaml", "pretrain"), ("options.json", "finetune")):
+        if (folder / file).exists() and not any(there):
+            raise FileNotFoundError(f"{folder} is a run that isn't finished: go on with "
+                                    f"minibert {command} --resume {folder}.")
+    return folder
+
+
 def find_checkpoint(name: str | Path, **where) -> Path:
     "The folder of a checkpoint, downloaded where `name` is one on the hub."
-    if Path(name).is_dir(): return Path(name)
+    if Path(name).is_dir() and str(name).strip(): return _finished(Path(name))
     path = str(name)
     if Path(path).exists() or path[:1] in tuple("./~") or path.count("/") > 1:
         raise FileNotFoundError(f"There is no folder {path}: give the folder of a "

@@ -9,9 +9,8 @@ import json
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 from torch import nn
@@ -20,9 +19,7 @@ from .attention import MultiHeadAttention
 from .bags import bag_of_words, word_counters
 from .checkpoints import list_checkpoints
 from .classifiers import save_classifier
-from minibert.core import (
-    Bounds, Count, Positive, Rate, Whole, check_fields, choose_precision, seeded,
-    write_whole)
+from .core import choose_precision, seeded, write_whole
 from .finetuning import (
     BertClassifier, accuracy_figures, difference, finetune, train_frozen)
 from .labelled import ExampleSampler, ask
@@ -31,67 +28,12 @@ from .labels import (
 from .model import BertModel
 from .parallel import (
     any_process, check_cut, first_alone, join_processes, own_device)
-from .recipe import TrainingConfig
+from .recipe import FinetuneConfig, TrainingConfig
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
 # %% auto #0
-__all__ = ['FinetuneConfig', 'read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
-
-# %% ../nbs/appendix/finetune_runs.ipynb #e2565d31
-@dataclass(frozen=True)
-class FinetuneConfig:
-    "What is learned, from which labels, and how; ValueError for what cannot be meant."
-
-    run: str  # a run's folder, or a model's name on the hub
-    dataset: str  # a CSV or TSV file, a data set's name on the hub, a local folder
-    out: str  # the folder of the result, a new one
-    name: str | None = None  # the data set's configuration, as mrpc of glue
-    text_column: str = "text"  # the column that holds the text
-    label_column: str = "label"  # the column that holds the label
-    text_pair_column: str | None = None  # the second text, for tasks about two
-    label_names: tuple[str, ...] = ()  # words for the labels 0, 1, ...
-    validation_split: str = "validation"  # asked in the end; without it a tenth is
-    frozen: bool = False  # learn the classifier alone, not BERT
-    pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
-    share: _Part = 1.0  # of the labelled texts
-    epochs: Count = 3  # times that each text is seen
-    batch_size: Count = 32  # texts in a step
-    gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
-    learning_rate: Positive = 1e-4  # the peak
-    dropout: Rate = 0.1  # share of units dropped, in every place
-    length: Count = 128  # tokens in a text, or in a pair of them
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
-    seed: Whole = 0  # decides the share, the order and dropout
-    measures: Count = 5  # times at most that the part set aside is asked
-
-    def __post_init__(self): _check_options(self)
-
-# %% ../nbs/appendix/finetune_runs.ipynb #2f6bc54b
-_Part = Annotated[float, Bounds(0, 1, above=True, words="a share above 0, to 1")]
-
-
-def _check_options(options: FinetuneConfig) -> None:
-    "Refuse options that no run can have, each alone and together: ValueError."
-    check_fields(options)
-    pair, names = options.text_pair_column, options.label_names
-    least = 5 if pair else 3
-    if options.length < least:
-        raise ValueError(f"length is {options.length}: give {least} or more, for "
-                         f"[CLS], {least // 2} [SEP] and a piece of each text.")
-    if options.gradient_accumulation_steps > options.batch_size:
-        raise ValueError(f"A batch of {options.batch_size} texts cannot be cut into "
-                         f"{options.gradient_accumulation_steps} parts: choose fewer "
-                         "gradient_accumulation_steps.")
-    if options.label_column in (options.text_column, pair):
-        raise ValueError(f"The column {options.label_column!r} is to be text and label "
-                         "at once: give the label's own column.")
-    if options.validation_split == "train":
-        raise ValueError("validation_split is 'train', and those are the texts that "
-                         "are learned from: give another split; where there is none, "
-                         "leave the option out, and a tenth is set aside.")
-    if names and (len(set(names)) < max(2, len(names)) or "" in names):
-        raise ValueError(f"label_names is {names}: give two or more different words.")
+__all__ = ['read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
 
 # %% ../nbs/appendix/finetune_runs.ipynb #e4574df0
 def read_parts(

@@ -5,19 +5,22 @@
 # %% ../nbs/appendix/kinds.ipynb #a761c712
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import SIZES, BertConfig
-from .corpus import Corpus
 from .families import resolve
-from .recipe import PretrainOptions, TrainingConfig
+from .recipe import BACKENDS, PretrainOptions, TrainingConfig
 from .text import SPECIALS
-from .tokenizer import WordPieceTokenizer
+
+if TYPE_CHECKING:  # the table of models is read before NumPy is needed
+    from minibert.corpus import Corpus
+    from minibert.tokenizer import WordPieceTokenizer
 
 # %% auto #0
 __all__ = ['KINDS', 'Kind', 'bert_config', 'gpt_config', 't5_config', 'with_dropout', 'windows', 'gaps', 'examples_of',
-           'check_kind']
+           'check_kind', 'check_backend']
 
 # %% ../nbs/appendix/kinds.ipynb #c1b88ff1
 @dataclass(frozen=True)
@@ -133,3 +136,18 @@ def check_kind(options: PretrainOptions) -> None:
         if options.model == "bert" and about.own.get("objectives") == options.objectives:
             raise ValueError(f"objectives {options.objectives} is what a {other} learns: "
                              f"give mlm, nsp or mlm,nsp, or --model {other}.")
+
+# %% ../nbs/appendix/kinds.ipynb #7ed72bcc
+def check_backend(options: PretrainOptions) -> None:
+    "Refuse what the NumPy BERT does not compute: ValueError with a sentence."
+    if options.backend != "numpy": return
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("NumPy trains in one process: start it without torchrun.")
+    if options.watch:
+        raise ValueError("Only torch's loop is watched from inside: leave out --watch, "
+                         "or give --backend torch.")
+    for name in ("optimizer", "precision", "dropout", "positions", "objectives"):
+        only = BACKENDS["numpy"][name]
+        if (value := getattr(options, name)) not in (only, "auto"):
+            raise ValueError(f"The NumPy backend has no {name} {value}: give "
+                             f"--{name} {only}, or --backend torch.")

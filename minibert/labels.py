@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .core import seeded
-from .documents import load_table
+from .documents import TABLES, load_table
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'list_splits', 'read_examples', 'take_share', 'check_counts', 'hold_out']
@@ -95,7 +95,7 @@ def _read_csv(path: Path) -> dict[str, list]:  # column -> values
     "The columns of a CSV or TSV file with a first line of names."
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            mark = "\t" if path.suffix == ".tsv" else ","
+            mark = "\t" if path.suffix.lower() == ".tsv" else ","
             lines = csv.reader(file, delimiter=mark, strict=True)
             names = next(lines, [])
             rows = [(lines.line_num, row) for row in lines if row]
@@ -121,8 +121,12 @@ def _check_widths(path: Path, names: list[str], rows: list[tuple]) -> None:
 # %% ../nbs/appendix/labels.ipynb #a2ead9f0
 def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     "Columns, the label names that are known, and the splits there are."
-    if Path(dataset).suffix in (".csv", ".tsv") and Path(dataset).is_file():
-        return (_read_csv(Path(dataset)) if split == "train" else {}), {}, ["train"]
+    path = Path(dataset)
+    if path.is_file() and (kind := path.suffix.lower()) in (".csv", ".tsv"):
+        return (_read_csv(path) if split == "train" else {}), {}, ["train"]
+    if path.is_file() and kind not in TABLES:
+        raise ValueError(f"{path} is no table: give a CSV or TSV file with a first line of "
+                         "column names, or a Parquet or JSON Lines file.")
     tables = load_table(dataset, name)
     if split not in tables: return {}, {}, list(tables)
     table = tables[split]

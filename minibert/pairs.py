@@ -17,8 +17,8 @@ from .baselines import Known, masked_baselines
 from .core import seeded
 from .corpus import Corpus
 from .masking import mask_tokens
-from .pairs_parts import Places, Wanted, check_sampler, draw_elsewhere
-from .pairs_parts import find_runs, read_objectives
+from .pairs_parts import Places, Wanted, check_sampler, draw_elsewhere, find_runs
+from .recipe import read_objectives
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0

@@ -13,7 +13,7 @@ import torch
 from .corpus import Corpus
 
 # %% auto #0
-__all__ = ['OBJECTIVES', 'Places', 'find_runs', 'Wanted', 'draw_elsewhere', 'read_objectives', 'check_sampler']
+__all__ = ['Places', 'find_runs', 'Wanted', 'draw_elsewhere', 'check_sampler']
 
 # %% ../nbs/appendix/pairs_parts.ipynb #c3ec859f
 class Places:
@@ -103,17 +103,6 @@ def draw_elsewhere(
         start[left], length[left] = starts[best], lengths[best]
         left = left[~fits[best]]
     return start, length
-
-# %% ../nbs/appendix/pairs_parts.ipynb #702f27d9
-OBJECTIVES = "mlm", "nsp"
-
-
-def read_objectives(text: str) -> tuple[str, ...]:
-    "What is asked of a pair, from a line as `mlm,nsp`; ValueError for anything else."
-    names = tuple(name.strip() for name in text.split(","))
-    if not {*names} <= {*OBJECTIVES} or len({*names}) < len(names):
-        raise ValueError(f"The objectives are {text!r}: give mlm, nsp or mlm,nsp.")
-    return tuple(name for name in OBJECTIVES if name in names)
 
 # %% ../nbs/appendix/pairs_parts.ipynb #4f78503c
 def check_sampler(corpus: Corpus, tokenizer, length: int, short: float) -> None:

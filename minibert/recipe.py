@@ -14,11 +14,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import yaml
 
 from .core import (
-    AtLeastZero, Count, Positive, Rate, Share, Whole, check_fields)
+    AtLeastZero, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words,
+    read_json, read_text)
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions', 'unmade', 'read_options',
-           'as_yaml']
+__all__ = ['RECIPES', 'BACKENDS', 'OBJECTIVES', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions',
+           'read_objectives', 'FinetuneConfig', 'unmade', 'read_options', 'as_yaml']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ class PretrainOptions(TrainingConfig):
     learning_rate: Positive = 4e-3  # the peak, for adamw
     mask_probability: Share = 0.2  # share of the tokens that are predicted
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
-    dataset: str = "stories"  # or a Hugging Face data set, a folder, a text file
-    name: str | None = None  # the data set's configuration, as wikitext-2-raw-v1
-    text_column: str = "text"  # the data set's column that holds the text
+    dataset: Name = "stories"  # or a Hugging Face data set, a folder, a text file
+    name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
+    text_column: Name = "text"  # the data set's column that holds the text
     streaming: bool = False  # read a data set as it comes: one too large to keep
     processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
-    start: str | None = None  # a run or checkpoint: go on from its weights, vocabulary
+    start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
     model: Literal["bert", "gpt", "t5"] = "bert"  # fills blanks, goes on, fills gaps
     size: Literal["tiny", "mini", "small", "medium", "base"] = "tiny"  # of the model
     vocab_size: Count = 8192  # pieces at most; a small text has fewer
@@ -97,7 +98,7 @@ class PretrainOptions(TrainingConfig):
     positions: Literal["absolute", "rotary"] = "absolute"  # rotary: as in RoFormer
     dropout: Rate = 0.0  # share of units dropped, in every place
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
-    out: str | None = None  # the run's folder, a new one (default: the next in runs/)
+    out: Name | None = None  # the run's folder, a new one (default: the next in runs/)
     minutes: Positive | None = None  # train for about so long: decides the steps
     watch: bool = False  # gradients, updates, weights and entropies by layer, too
     tensorboard: bool = False  # write the metrics for TensorBoard too, in the folder
@@ -116,6 +117,72 @@ BACKENDS = {
                   precision="float32", dropout=0.0, positions="absolute",
                   objectives="mlm,nsp"),
 }
+
+# %% ../nbs/appendix/recipe.ipynb #702f27d9
+OBJECTIVES = "mlm", "nsp"
+
+
+def read_objectives(text: str) -> tuple[str, ...]:
+    "What is asked of a pair, from a line as `mlm,nsp`; ValueError for anything else."
+    names = tuple(name.strip() for name in text.split(","))
+    if not {*names} <= {*OBJECTIVES} or len({*names}) < len(names):
+        raise ValueError(f"The objectives are {text!r}: give mlm, nsp or mlm,nsp.")
+    return tuple(name for name in OBJECTIVES if name in names)
+
+# %% ../nbs/appendix/recipe.ipynb #e2565d31
+@dataclass(frozen=True)
+class FinetuneConfig:
+    "What is learned, from which labels, and how; ValueError for what cannot be meant."
+
+    run: Name  # a run's folder, or a model's name on the hub
+    dataset: Name  # a CSV or TSV file, a data set's name on the hub, a local folder
+    out: Name  # the folder of the result, a new one
+    name: Name | None = None  # the data set's configuration, as mrpc of glue
+    text_column: Name = "text"  # the column that holds the text
+    label_column: Name = "label"  # the column that holds the label
+    text_pair_column: Name | None = None  # the second text, for tasks about two
+    label_names: tuple[str, ...] = ()  # words for the labels 0, 1, ...
+    validation_split: Name = "validation"  # asked in the end; without it a tenth is
+    frozen: bool = False  # learn the classifier alone, not BERT
+    pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
+    share: _Part = 1.0  # of the labelled texts
+    epochs: Count = 3  # times that each text is seen
+    batch_size: Count = 32  # texts in a step
+    gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
+    learning_rate: Positive = 1e-4  # the peak
+    dropout: Rate = 0.1  # share of units dropped, in every place
+    length: Count = 128  # tokens in a text, or in a pair of them
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
+    seed: Whole = 0  # decides the share, the order and dropout
+    measures: Count = 5  # times at most that the part set aside is asked
+
+    def __post_init__(self): _check_options(self)
+
+# %% ../nbs/appendix/recipe.ipynb #2f6bc54b
+_Part = Annotated[float, Bounds(0, 1, above=True, words="a share above 0, to 1")]
+
+
+def _check_options(options: FinetuneConfig) -> None:
+    "Refuse options that no run can have, each alone and together: ValueError."
+    check_fields(options)
+    pair, names = options.text_pair_column, options.label_names
+    least = 5 if pair else 3
+    if options.length < least:
+        raise ValueError(f"length is {options.length}: give {least} or more, for "
+                         f"[CLS], {least // 2} [SEP] and a piece of each text.")
+    if options.gradient_accumulation_steps > options.batch_size:
+        raise ValueError(f"A batch of {options.batch_size} texts cannot be cut into "
+                         f"{options.gradient_accumulation_steps} parts: choose fewer "
+                         "gradient_accumulation_steps.")
+    if options.label_column in (options.text_column, pair):
+        raise ValueError(f"The column {options.label_column!r} is to be text and label "
+                         "at once: give the label's own column.")
+    if options.validation_split == "train":
+        raise ValueError("validation_split is 'train', and those are the texts that "
+                         "are learned from: give another split; where there is none, "
+                         "leave the option out, and a tenth is set aside.")
+    if names and (len(set(names)) < max(2, len(names)) or "" in names):
+        raise ValueError(f"label_names is {names}: give two or more different words.")
 
 # %% ../nbs/appendix/recipe.ipynb #e3ed2179
 def unmade(
@@ -139,39 +206,72 @@ def _plain(wanted: Any) -> tuple:
     return (wanted,)
 
 
+_SAID = dict(true=True, yes=True, on=True, false=False, no=False, off=False)
+
+
 def _meant(value: Any, wanted: Any) -> Any:
     "A file's value as the annotation means it; as it is, where that is no such value."
     kinds = _plain(wanted)
-    if isinstance(value, list): return tuple(map(str, value))
+    if isinstance(value, list):
+        listed = any(get_origin(kind) is tuple for kind in kinds)
+        return tuple(_meant(item, str) for item in value) if listed else value
     if value == "None" and NoneType in kinds: return None
+    if bool in kinds: return _SAID.get(str(value).lower(), value)
     for kind, others in ((int, str), (float, (int, str)), (str, (int, float))):
         if kind in kinds and isinstance(value, others) and not isinstance(value, bool):
             try: return kind(value)
-            except ValueError: continue
+            except (ValueError, OverflowError): continue
     return value
+
+# %% ../nbs/appendix/recipe.ipynb #989e23bc
+class _Words(yaml.SafeLoader):
+    "YAML in which a scalar is the word that's written, or null; no key stands twice."
+
+    yaml_implicit_resolvers = {
+        first: [rule for rule in rules if rule[0] == "tag:yaml.org,2002:null"]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.YAMLError(f"{str(key.value)[:80]!r} stands there twice")
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _read_mapping(path: str | Path) -> dict:
+    "What stands in a YAML or JSON file; ValueError where it's no mapping."
+    if str(path).endswith(".json"): return read_json(path)
+    try: given = yaml.load(read_text(path), _Words)  # a kind of safe_load
+    except RecursionError: given = None
+    except (OSError, yaml.YAMLError) as problem:
+        said = in_words(problem).rstrip(".")[:200]
+        raise ValueError(f"The options in {path} cannot be read ({said}): give a "
+                         "YAML file with lines like 'batch_size: 64'.") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{path} holds no options: write lines like 'batch_size: 64'.")
+    return given
 
 # %% ../nbs/appendix/recipe.ipynb #b7611f8b
 def read_options(
     path: str | Path,  # a YAML or JSON file
     kind: type,  # the dataclass whose fields it gives
+    whole: bool = False  # a run's own file: it has every option
 ) -> dict:  # of the fields that stand in it
     "The options in a file, each checked; ValueError names the file and the first fault."
-    try: given = yaml.safe_load(Path(path).read_text(encoding="utf8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
-        said = " ".join(str(problem).split())
-        raise ValueError(f"The options in {path} cannot be read ({said}): give a "
-                         "YAML file with lines like 'batch_size: 64'.") from None
-    if not isinstance(given, dict):
-        raise ValueError(f"{path} holds no options: write lines like 'batch_size: 64'.")
     wanted, options = get_type_hints(kind, include_extras=True), {}
-    for key, value in given.items():
+    for key, value in _read_mapping(path).items():
         name = str(key).replace("-", "_")
         if name not in wanted:
             near = get_close_matches(name, wanted, n=1)
-            raise ValueError(f"{path} has {key!r}, which is no option: "
+            raise ValueError(f"{path} has {str(key)[:80]!r}, which is no option: "
                              + (f"write {near[0]}." if near else "leave it out."))
         options[name] = _meant(value, wanted[name])
-    try: check_fields(unmade(kind, options, ""))
+    if whole and (lost := wanted.keys() - options.keys()):
+        raise ValueError(f"{path} lacks {min(lost)}, so it isn't as the run wrote it: copy "
+                         "it again, or write the line that is missing.")
+    try: check_fields(unmade(kind, options, "-"))
     except ValueError as problem: raise ValueError(f"In {path}, {problem}") from None
     return options
 

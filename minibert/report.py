@@ -24,13 +24,12 @@ from .evaluation import evaluate, evaluate_pretraining
 from .families import family_of, resolve
 from .heads import BertForPreTraining, fill_mask, next_sentence
 from .kinds import KINDS, examples_of
-from .pairs_parts import read_objectives
+from .other_tokenizers import open_tokenizer
 from .parallel import join_processes
-from .recipe import PretrainOptions
+from .recipe import PretrainOptions, read_objectives
 from .runs import (
     VAL_SEED, Run, open_run, ruler, seconds_a_step, training_config)
 from .stories import stories
-from .tokenizer import WordPieceTokenizer
 from .weights import save_pretrained
 
 # %% auto #0
@@ -112,7 +111,7 @@ def with_text(
         kind = next((k for k in KINDS if name in KINDS[k].architectures), "bert")
         length = min(128, config.max_position_embeddings)
         options = PretrainOptions(**KINDS[kind].own | dict(model=kind, length=length))
-        tokenizer = WordPieceTokenizer.from_pretrained(checkpoint)
+        tokenizer = open_tokenizer(checkpoint)
         run = Run(folder, options, config, tokenizer, None, None)
     documents = load_documents(dataset, name, "validation", text_column)
     return replace(run, options=replace(run.options, dataset=dataset),

@@ -28,23 +28,24 @@ from .documents import load_documents, sample_sentences
 from .evaluation import evaluate
 from .families import family_of, find_family, resolve
 from .files import read_kind
-from .finetune_runs import FinetuneConfig, run_finetuning
+from .finetune_runs import run_finetuning
 from .heads import BertForPreTraining
 from .kinds import KINDS, examples_of, with_dropout
 from .optimizers import make_optimizers
+from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .recipe import (
-    BACKENDS, PretrainOptions, TrainingConfig, as_yaml, read_options)
+    FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, read_options)
 from .tokenizer import WordPieceTokenizer
 from .training import fit, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
 __all__ = ['VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
-           'check_backend', 'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder', 'start_run',
-           'make_run', 'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'began_with',
-           'check_resumed', 'go_on', 'begin_again', 'tune']
+           'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder', 'start_run', 'make_run',
+           'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'check_resumed', 'go_on',
+           'begin_again', 'tune']
 
 # %% ../nbs/appendix/runs.ipynb #8366e835
 def first_form(
@@ -64,7 +65,7 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
     if family_of(model)[0] not in KINDS[options.model].architectures:
         raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
                          f"{options.model}: start from a model of the same kind.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.start)
+    tokenizer = open_tokenizer(options.start)
     save_pretrained(model, tokenizer, folder)
     return model.config, tokenizer
 
@@ -119,7 +120,7 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
                                 "minibert pretrain made.")
     options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
     _, _, config = read_kind(folder)
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    tokenizer = open_tokenizer(folder)
     texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
     return Run(folder, options, config, tokenizer, *texts)
 
@@ -131,21 +132,6 @@ def fresh_model(run: Run) -> nn.Module:
         _, family = find_family(run.config.model_type)
         model = resolve(family.model)(run.config, seeded(run.options.seed, 0, 2))
     return model.to(own_device())
-
-# %% ../nbs/appendix/runs.ipynb #7ed72bcc
-def check_backend(options: PretrainOptions) -> None:
-    "Refuse what the NumPy BERT does not compute: ValueError with a sentence."
-    if options.backend != "numpy": return
-    if join_processes()[1] > 1:
-        raise ValueError("NumPy trains in one process: start it without torchrun.")
-    if options.watch:
-        raise ValueError("Only torch's loop is watched from inside: leave out --watch, "
-                         "or give --backend torch.")
-    for name in ("optimizer", "precision", "dropout", "positions", "objectives"):
-        only = BACKENDS["numpy"][name]
-        if (value := getattr(options, name)) not in (only, "auto"):
-            raise ValueError(f"The NumPy backend has no {name} {value}: give "
-                             f"--{name} {only}, or --backend torch.")
 
 # %% ../nbs/appendix/runs.ipynb #4edf4ff9
 def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
@@ -361,15 +347,6 @@ def train(
         return model, round(time.monotonic() - start, 3)
     fit(model, sampler, training, run.folder, callbacks=callbacks)
     return model, seconds_trained(run.folder)
-
-# %% ../nbs/appendix/runs.ipynb #a7c10e55
-def began_with(folder: str | Path | None, kind: type) -> dict:
-    "The options of a run that was stopped, but for places; {} where there is none."
-    if not (folder and issubclass(kind, PretrainOptions | FinetuneConfig)): return {}
-    name = "run.yaml" if issubclass(kind, PretrainOptions) else "options.json"
-    path = Path(folder) / name
-    options = read_options(path, kind) if path.is_file() else {}
-    return {name: value for name, value in options.items() if name not in ("run", "out")}
 
 # %% ../nbs/appendix/runs.ipynb #b2f8d011
 FREE = "out", "watch", "tensorboard"  # they decide no number: ask for them at any time

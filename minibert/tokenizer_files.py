@@ -10,11 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .core import write_whole
+from .core import Positive, check_values, read_json, read_text, write_whole
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
-__all__ = ['write_tokenizer', 'read_vocab', 'read_tokenizer']
+__all__ = ['write_tokenizer', 'fetch_files', 'read_vocab', 'read_tokenizer']
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #a8fb96a5
 def _to_json(tokenizer: Any) -> dict:
@@ -69,6 +69,11 @@ def write_tokenizer(
 _ADDED = ("added_tokens", "added_tokens_decoder", "additional_special_tokens",
           "extra_special_tokens", "model_specific_special_tokens")
 _READ = (*_FILES, "special_tokens_map.json", "added_tokens.json")
+_KINDS = {  # of what stands in tokenizer.json and tokenizer_config.json
+    **dict.fromkeys(("model", "normalizer", "pre_tokenizer"), dict | None),
+    **dict.fromkeys(("do_lower_case", "strip_accents", "tokenize_chinese_chars", "lowercase",
+                     "clean_up_tokenization_spaces", "handle_chinese_chars"), bool | None),
+    "model_max_length": Positive | None, "tokenizer_class": str | None}
 
 
 def _tokens(value) -> list[tuple[str, dict]]:
@@ -77,6 +82,7 @@ def _tokens(value) -> list[tuple[str, dict]]:
     if isinstance(value, dict):
         if "content" in value: return [(value["content"], value)]
         value = value.values()
+    if isinstance(value, (int, float)): return [(value, {})]
     return [token for part in value or () for token in _tokens(part)]
 
 
@@ -125,13 +131,17 @@ def _check_rules(rules: dict, config: dict) -> None:
                          "than BERT's: give another tokenizer.")
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #bccd1957
-def _fetch(name: str, hub: dict) -> dict[str, Path]:
+def fetch_files(
+    name: str,  # on the hub
+    hub: dict,  # revision, cache_dir, local_files_only
+    files: tuple = _READ,
+) -> dict[str, Path]:
     "Those of the files that the hub or its cache has."
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     found = {}
-    for file in _READ:
+    for file in files:
         try: found[file] = Path(hf_hub_download(name, file, **hub))
         except EntryNotFoundError: continue  # not there; or offline and not cached
         except (OSError, ValueError) as error:
@@ -147,7 +157,7 @@ def _find_files(name: str | Path, hub: dict) -> dict[str, Path]:
         paths = {file: Path(name) / file for file in _READ}
         found = {file: path for file, path in paths.items() if path.is_file()}
     else:
-        found = _fetch(str(name), hub)
+        found = fetch_files(str(name), hub)
     if not found.keys() & {"vocab.txt", "tokenizer.json"}:
         raise FileNotFoundError(
             f"{str(name)!r} gave neither vocab.txt nor tokenizer.json: give a folder "
@@ -159,15 +169,8 @@ def read_vocab(path: str | Path) -> list[str]:
     "The pieces of a `vocab.txt`, one a line."
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}: give a vocab.txt.")
-    lines = Path(path).read_bytes().decode("utf8").removesuffix("\n").split("\n")
+    lines = read_text(path).removesuffix("\n").split("\n")
     return [line.rstrip() for line in lines]
-
-
-def _read_json(path: Path) -> dict:
-    try: content = json.loads(path.read_text(encoding="utf8"))
-    except ValueError: content = None
-    if isinstance(content, dict): return content
-    raise ValueError(f"{path} is no whole JSON object: copy or download it again.")
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #6b15102e
 _OPTIONS = {  # ours: in tokenizer_config.json, in tokenizer.json
@@ -185,11 +188,15 @@ def read_tokenizer(
 ) -> dict[str, Any]:  # the arguments of a WordPieceTokenizer
     "What a tokenizer's files say; ValueError where it is not BERT's."
     files = _find_files(name_or_folder, hub)
-    read = {name: _read_json(files[name]) for name in _READ[1:] if name in files}
+    read = {name: read_json(files[name], _KINDS) for name in _READ[1:] if name in files}
     for name, content in read.items(): _check_added(name, content)
     rules, config = (read.get(name, {}) for name in _FILES[1:])
-    _check_rules(rules, config)
     model, clean = rules.get("model") or {}, rules.get("normalizer") or {}
+    check_values(model, {"vocab": dict | None}, "In tokenizer.json, model.")
+    check_values(model.get("vocab") or {}, dict.fromkeys(model.get("vocab") or {}, int),
+                 "In tokenizer.json, the id of ")
+    check_values(clean, _KINDS, "In tokenizer.json, normalizer.")
+    _check_rules(rules, config)
     said = {ours: config.get(theirs, clean.get(inner))
             for ours, (theirs, inner) in _OPTIONS.items()}
     if (said["max_length"] or 0) > 1 << 20: said["max_length"] = None  # "no limit"

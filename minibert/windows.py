@@ -158,8 +158,9 @@ def window_figures(
         raise ValueError(f"The model has {known:,} pieces and the tokenizer {V:,}: give "
                          "the tokenizer that the model was trained with.")
     rows, losses, right = windows.in_order(batches, batch_size), [], []
+    at_once = min(batch_size, max(1, 2**25 // (known * windows.length)))  # rows
     with evaluating(model) as device:
-        for part in rows.split(batch_size):
+        for part in rows.split(at_once):
             logs = model(part.to(device)).logits[:, :-1].double().log_softmax(-1).cpu()
             losses.append(-logs.gather(-1, part[:, 1:, None])[..., 0])
             right.append(logs.argmax(-1) == part[:, 1:])

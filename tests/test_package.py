@@ -27,6 +27,7 @@ MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to 
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
 FLOORS = {  # of the appendix: between which chapters each module lies; core, show and recipe lie below all
     "core": -1,
+    "sums": -0.95,
     "show": -0.9,
     "diagrams": -0.8,
     "exercises": -0.8,
@@ -42,6 +43,9 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "parts": 1.4,
     "text": 1.5,
     "tokenizer_files": 1.6,
+    "other_tokenizers": 2.5,
+    "compared": 21.5,
+    "pictured": 21.6,
     "vocabulary": 1.8,
     "rows": 1.8,
     "rotary": 3.5,
@@ -85,6 +89,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "bench": 24.5,
     "side_by_side": 21.6,
     "kinds": 88,
+    "options": 88.5,
     "runs": 89,
     "course": 89.3,
     "report": 89.5,

@@ -12,7 +12,7 @@ from pathlib import Path
 from nbconvert import MarkdownExporter
 
 SUBJECTS = {
-    "The ground": "core show diagrams recipe",
+    "The ground": "core sums show diagrams recipe",
     "Text": "text tokenizer_files vocabulary rows tokenizer_proofs documents stories corpus labels labelled bags",
     "Models": "config_files memory inputs embeddings_proofs rotary attention_parts parts encoder_proofs model_proofs losses asking heads_proofs "
               "families files weights_proofs parity_parts classifier_parts classifiers compare",
@@ -21,7 +21,7 @@ SUBJECTS = {
     "By hand": "numpy_weights numpy_proofs numpy_flow numpy_parts numpy_training_proofs",
     "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page bench profiling products "
                  "speed_proofs plateau probe_vectors probe_figures roles probing_proofs",
-    "Runs": "runs kinds report finetune_runs probe_runs course cli",
+    "Runs": "runs kinds report finetune_runs probe_runs course options cli",
     "Exercises": "exercises checks",
 }
 
