@@ -76,7 +76,7 @@ def run_pretrain(options: Pretrain) -> None:
     more = [] if options.quiet else [
         f"  {ask_more(summary, options.model, run.folder)}"]
     print_found(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,
-           f"Saved in {run.folder}." + (" Ask it more:" if more else ""), *more)
+                f"Saved in {run.folder}." + (" Ask it more:" if more else ""), *more)
 
 # %% ../nbs/appendix/cli.ipynb #3322e9d8
 def run_evaluate(options: Evaluate) -> None:
@@ -112,8 +112,8 @@ def run_fill_mask(options: FillMask) -> None:
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     found = fill_mask(model, tokenizer, options.text, k=options.k)
     print_found(options, dict(masks=[dict(answers) for answers in found]),
-           *("  ".join(f"{piece} {share:.1%}" for piece, share in answers)
-             for answers in found))
+                *("  ".join(f"{piece} {share:.1%}" for piece, share in answers)
+                  for answers in found))
 
 
 def run_next_sentence(options: NextSentence) -> None:
@@ -125,7 +125,7 @@ def run_next_sentence(options: NextSentence) -> None:
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     share = next_sentence(model, tokenizer, options.a, options.b)
     print_found(options, dict(follows=share > 0.5, share=share),
-           f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
+                f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
 
 
 def run_generate(options: Generate) -> None:
@@ -183,7 +183,7 @@ def run_finetune(options: Finetune) -> None:
     from minibert.core import going_on, keep_freed_memory
     from minibert.finetune_runs import resume_finetuning
     from minibert.parallel import join_processes
-    from minibert.report import accuracies
+    from minibert.report import accuracy_rows
     from minibert.runs import check_resumed, tune
     keep_freed_memory()
     if options.resume is None: folder, told = tune(asdict(options))
@@ -194,8 +194,8 @@ def run_finetune(options: Finetune) -> None:
     if join_processes()[0]: return
     ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
     more = "." if options.quiet else f". Ask it:\n  {ask}"
-    print_found(options, dict(folder=str(folder)) | told, accuracies(told),
-           f"\nSaved in {folder}{more}")
+    print_found(options, dict(folder=str(folder)) | told, accuracy_rows(told),
+                f"\nSaved in {folder}{more}")
 
 # %% ../nbs/appendix/cli.ipynb #45653589
 def run_classify(options: Classify) -> None:
@@ -207,7 +207,7 @@ def run_classify(options: Classify) -> None:
     text = options.text if options.pair is None else (options.text, options.pair)
     shares = classify(model, tokenizer, text)[0]
     print_found(options, dict(labels=shares),
-           "  ".join(f"{label} {share:.1%}" for label, share in shares.items()))
+                "  ".join(f"{label} {share:.1%}" for label, share in shares.items()))
 
 # %% ../nbs/appendix/cli.ipynb #0934f9f3
 def run_bench(options: Bench) -> None:
@@ -253,7 +253,7 @@ def run_compare(options: Compare) -> None:
     from minibert.overview import compare_runs, comparison_rows
     found = compare_runs(options.a, options.b, options.out)
     print_found(options, found, comparison_rows(found), found["verdict"],
-           f"The curves are in {found['picture']}.")
+                f"The curves are in {found['picture']}.")
 
 # %% ../nbs/appendix/cli.ipynb #60eb9ea0
 FUNCTIONS = {

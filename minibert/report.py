@@ -35,8 +35,9 @@ from .weights import save_pretrained
 
 # %% auto #0
 __all__ = ['WRITERS', 'QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs',
-           'measure_windows', 'measure_spans', 'with_text', 'figure_rows', 'figures', 'meaning', 'accuracies',
-           'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves', 'check_diverged', 'finish']
+           'measure_windows', 'measure_spans', 'with_text', 'figure_rows', 'figures', 'meaning', 'accuracy_rows',
+           'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves',
+           'check_diverged', 'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
@@ -174,16 +175,21 @@ def meaning(summary: dict) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 # %% ../nbs/appendix/report.ipynb #9de42180
-def accuracies(figures: dict) -> str:
-    "A fine-tuned BERT's accuracy as a table, with its neighbours."
+def accuracy_rows(figures: dict) -> list[tuple]:  # the first is the header
+    "A fine-tuned BERT's accuracy as rows of words, with its neighbours."
     names = {"this model": "bert", "bag of words": "bag_of_words",
              "commonest label": "majority"}
-    rows = [f"  on {figures['examples'][-1]:,} texts not learned from"]
+    rows = [(f"on {figures['examples'][-1]:,} texts not learned from", "accuracy",
+             "95 % interval")]
     for name, key in names.items():
         low, high = figures[key]["interval"]
-        rows.append(f"  {name:20}{figures[key]['accuracy']:>8.1%}"
-                    f"   ({low:.1%} to {high:.1%})")
-    return "\n".join(rows)
+        rows.append((name, f"{figures[key]['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"))
+    return rows
+
+
+def accuracies(figures: dict) -> str:
+    "A fine-tuned BERT's accuracy as a table, with its neighbours."
+    return plain_table(accuracy_rows(figures))
 
 # %% ../nbs/appendix/report.ipynb #593dbacc
 QUESTIONS = [
