@@ -125,14 +125,16 @@ def save_checkpoint(
     aside = final.with_name(f".{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    write_model(model, aside)
-    write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
-    sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in aside.iterdir()}
-    state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
-                 measured=measured or {})
-    write_whole(aside / "state.json", json.dumps(state, indent=1))
-    if final.exists(): shutil.rmtree(final)
-    os.replace(aside, final)
+    try:
+        write_model(model, aside)
+        write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
+        sums = {f.name: sha256(f.read_bytes()).hexdigest() for f in aside.iterdir()}
+        state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
+                     measured=measured or {})
+        write_whole(aside / "state.json", json.dumps(state, indent=1))
+        if final.exists(): shutil.rmtree(final)
+        os.replace(aside, final)
+    finally: shutil.rmtree(aside, ignore_errors=True)
     every = list_checkpoints(folder)
     stay = every[-keep:] + _best_first(every)[:1]
     for old in every:

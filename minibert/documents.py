@@ -222,9 +222,9 @@ def _open_kept(source, name):
         raise ConnectionError(f"the hub gave no answer; {error}") from None
 
 # %% ../nbs/appendix/documents.ipynb #a8374f65
-def _there(path):
+def _there(source):
     "The path, unless it's no name on the hub either and leads nowhere."
-    text = str(path)
+    path, text = Path(source), str(source)
     named = path.suffix.lower() in (*TABLES, ".txt", ".md") or text[:1] in ("/", "~", ".")
     if path.exists() or not (named or text.count("/") > 1): return path
     raise FileNotFoundError(f"There is no file or folder {text}: check its path.")
@@ -254,7 +254,7 @@ def load_table(
         import datasets
     bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
-    _there(Path(source))
+    _there(source)
     try: return _open_data(source, name, streaming)
     except Exception as error:
         raise _systems(error) or _not_loaded(source, name, error) from None
