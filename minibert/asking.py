@@ -19,7 +19,8 @@ def encode_for(
     "A batch of texts, or of pairs, on the model's device; ValueError if they differ."
     if not hasattr(model, "mlm_head"):
         raise ValueError(f"A {type(model).__name__} neither fills masks nor knows next "
-                         "sentences: give a pre-trained BERT, or use minibert classify.")
+                         "sentences: give a pre-trained BERT, or use minibert classify or "
+                         "generate.")
     V, most = model.config.vocab_size, model.config.max_position_embeddings
     if tokenizer.vocab_size > V:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size} pieces, the model "

@@ -8,96 +8,86 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .asking import encode_for
 from .core import write_whole
+from .families import family_of, resolve
 from .files import find_checkpoint
-from .heads import BertForPreTraining
-from .tokenizer import WordPieceTokenizer
+from .other_tokenizers import open_tokenizer
 from .weights import load_pretrained
 
 # %% auto #0
-__all__ = ['compare_with_hf', 'comparison_table']
+__all__ = ['Compared', 'compare_with_hf', 'comparison_table']
 
 # %% ../nbs/appendix/compare.ipynb #ec678f25
-def _transformers():
-    try: return importlib.import_module("transformers")
+@dataclass(frozen=True)
+class Compared:
+    "What there is to compare in one kind of model, and how much may differ."
+
+    batch: Callable  # (model, tokenizer, texts): what both models read, by name
+    parts: Callable  # (model, batch): name -> (B, S, ...), of ours or of theirs
+    real: Callable  # (batch, name): the places (B, S) of a part that count; None: all
+    absent: Callable = lambda missing, theirs: []  # parts that a checkpoint lacks
+    written: Callable = lambda model, batch: None  # rows of ids, the likeliest each time
+    exact: Callable = nullcontext  # (theirs): a context where it computes in its dtype
+    note: str = ""  # what `exact` changes
+    special: bool = True  # do tokenizers add their own tokens to what the model reads?
+    drawn: str = "attention 1"  # the part of which a picture is made
+    allowed: dict = field(default_factory=lambda: {"float32": 1e-5})
+    relative: bool = False  # what is allowed is a share of a part's largest value
+
+
+@contextmanager
+def _transformers() -> Iterator[Any]:
+    "The other library, which says nothing: our own loading has said it."
+    try: hf = importlib.import_module("transformers")
     except ImportError:
         raise ImportError("Comparing needs transformers, which minibert itself does "
                           "not use: pip install transformers.") from None
-
-
-def _their_ids(folder: Path, texts: list) -> dict:
-    "What their tokenizer makes of the texts, padded to one length."
-    hf = _transformers()
     level = hf.logging.get_verbosity()
-    hf.logging.set_verbosity_error()  # long texts: ours has refused them already
-    try:
-        theirs = hf.AutoTokenizer.from_pretrained(folder)
-        return dict(theirs(texts, padding=True, truncation=False))
+    hf.logging.set_verbosity_error()
+    try: yield hf
     finally: hf.logging.set_verbosity(level)
 
 
-def _open_theirs(folder: Path, rotary: bool):
-    "Their model, and the names of the parts that the checkpoint does not hold."
-    hf, options = _transformers(), dict(dtype=torch.float32, output_loading_info=True,
-                                        attn_implementation="eager")
-    kind = hf.RoFormerForMaskedLM if rotary else hf.BertForPreTraining
-    level = hf.logging.get_verbosity()
-    hf.logging.set_verbosity_error()  # its report of missing heads: ours has said it
-    try: model, info = kind.from_pretrained(folder, **options)
-    finally: hf.logging.set_verbosity(level)
-    lost = " ".join(info["missing_keys"]) + (" pooler" if rotary else "")
-    skipped = {"pooler": "pooler" in lost, "MLM logits": "cls.predictions" in lost,
-               "NSP logits": "pooler" in lost or "seq_relationship" in lost}
-    return model.eval(), [part for part, gone in skipped.items() if gone]
-
-# %% ../nbs/appendix/compare.ipynb #fa9a36b7
-def _parts(model, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    "Everything that can be compared, from a model of ours or of theirs."
-    out = model(**batch, output_hidden_states=True, output_attentions=True)
-    parts = {"embeddings": out.hidden_states[0]}
-    for n, (probs, hidden) in enumerate(zip(out.attentions, out.hidden_states[1:]), 1):
-        parts |= {f"attention {n}": probs.transpose(1, 2), f"layer {n}": hidden}
-    if not hasattr(out, "prediction_logits"): return parts | {"MLM logits": out.logits}
-    last, pooler = out.hidden_states[-1], model.bert.pooler
-    ours = isinstance(model, BertForPreTraining)
-    parts["pooler"] = pooler(last[:, 0]).tanh() if ours else pooler(last)
-    return parts | {"MLM logits": out.prediction_logits,
-                    "NSP logits": out.seq_relationship_logits}
+def _open_theirs(hf, folder: Path, architecture: str) -> tuple[nn.Module, str]:
+    "Their model, and the names of what the checkpoint does not hold."
+    model, info = getattr(hf, architecture).from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True,
+        attn_implementation="eager")
+    return model.eval(), " ".join(info["missing_keys"])
 
 # %% ../nbs/appendix/compare.ipynb #259501ac
-def _differences(ours: dict, theirs: dict, real: Tensor, skipped: list[str]) -> dict:
+def _differences(ours: dict, theirs: dict, real: Callable, skipped: list[str]) -> dict:
     found = {}
     for name in [name for name in theirs if name not in skipped]:
-        gap = (ours[name] - theirs[name]).abs()
-        if gap.dim() > 2: gap = gap[real]  # the pooler and NSP have one row a text
-        found[name] = {"largest": gap.max().item(), "mean": gap.mean().item()}
+        gap, size = (ours[name] - theirs[name]).abs(), theirs[name].abs()
+        if (places := real(name)) is not None: gap, size = gap[places], size[places]
+        found[name] = dict(largest=gap.max().item(), mean=gap.mean().item(),
+                           value=size.max().item())
     return found
 
 # %% ../nbs/appendix/compare.ipynb #f10a9e06
-def _unpadded(rows: dict, k: int) -> list[list[int]]:
-    "Id and segment of each token of text k."
-    columns = (rows[n][k] for n in ("input_ids", "token_type_ids", "attention_mask"))
-    return [pair for *pair, real in zip(*columns) if real]
-
-
-def _first_difference(texts: list, ours: dict, theirs: dict) -> dict | None:
+def _first_difference(tokenizer, theirs, texts: list, special: bool) -> dict | None:
     "The first text that the tokenizers read differently, with the ids of both."
-    theirs = ours | theirs  # one that gives no segments has none to compare
-    for k, text in enumerate(texts):
-        a, b = _unpadded(ours, k), _unpadded(theirs, k)
-        ids = [[i for i, _ in side] for side in (a, b)]
-        if a != b: return dict(text=text, ours=ids[0], theirs=ids[1])
+    for text in texts:
+        if special: a = tokenizer.encode(text, truncation=False)
+        else: a = dict(input_ids=tokenizer.ids(text))
+        b = theirs(text, add_special_tokens=special, truncation=False)
+        told = [name for name in ("input_ids", "token_type_ids") if name in a and name in b]
+        if any(list(a[name]) != list(b[name]) for name in told):
+            return dict(text=text, ours=a["input_ids"], theirs=list(b["input_ids"]))
     return None
 
 # %% ../nbs/appendix/compare.ipynb #0730573d
 _TEXTS = ["anna lost her red ball .", "she found it under the bed . it was still wet ."]
-_TOLERANCE = 1e-5  # the largest difference in float32 that is called the same
 
 
 def compare_with_hf(
@@ -107,45 +97,64 @@ def compare_with_hf(
     **where,  # revision, cache_dir, local_files_only, as in load_pretrained
 ) -> dict:  # "parts": {part: {dtype: {"largest", "mean"}}}, "ids", "same", "verdict"
     "Open a checkpoint here and in transformers, and say how far each part differs."
-    _transformers()
-    folder = find_checkpoint(name_or_folder, **where)
-    ours = load_pretrained(folder)
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
-    texts = _TEXTS if texts is None else list(texts)
-    batch, found = encode_for(ours, tokenizer, texts), {}
-    rows = {name: tensor.tolist() for name, tensor in batch.items()}
-    differ = _first_difference(texts, rows, _their_ids(folder, texts))
-    theirs, skipped = _open_theirs(folder, ours.config.model_type == "roformer")
-    real = batch["attention_mask"].bool()
-    for dtype in (torch.float32, torch.float64):
-        with torch.no_grad():
-            a, b = (_parts(model.to(dtype), batch) for model in (ours, theirs))
-        for part, row in _differences(a, b, real, skipped).items():
-            found.setdefault(part, {})[str(dtype).removeprefix("torch.")] = row
-    result = _verdict(str(name_or_folder), found, skipped, differ)
-    if out is not None: _write_comparison(result, a, b, batch, tokenizer, Path(out))
+    with _transformers() as hf:
+        folder = find_checkpoint(name_or_folder, **where)
+        ours, texts = load_pretrained(folder), _TEXTS if texts is None else list(texts)
+        (architecture, family), tokenizer = family_of(ours), open_tokenizer(folder)
+        kind = resolve(family.compared)
+        batch, found = kind.batch(ours, tokenizer, texts), {}
+        differ = _first_difference(
+            tokenizer, hf.AutoTokenizer.from_pretrained(folder), texts, kind.special)
+        theirs, missing = _open_theirs(hf, folder, architecture)
+        skipped = kind.absent(missing, theirs)
+        real = lambda name: kind.real(batch, name)  # noqa: E731
+        for dtype in (torch.float32, torch.float64):
+            with torch.no_grad(), kind.exact(theirs):
+                a, b = (kind.parts(model.to(dtype), batch) for model in (ours, theirs))
+            for part, row in _differences(a, b, real, skipped).items():
+                found.setdefault(part, {})[str(dtype).removeprefix("torch.")] = row
+        with torch.no_grad(), kind.exact(theirs):
+            wrote = [kind.written(model, batch) for model in (ours, theirs)]
+    result = _verdict(str(name_or_folder), kind, found, skipped, differ, wrote)
+    if out is not None: _write_comparison(result, kind, a, b, batch, tokenizer, Path(out))
     return result
 
 # %% ../nbs/appendix/compare.ipynb #f1f733ea
-def _verdict(name: str, found: dict, skipped: list[str], differ) -> dict:
-    worst = {dtype: torch.tensor([row[dtype]["largest"] for row in found.values()],
-                                 dtype=torch.float64).max().item()  # NaN if one is
-             for dtype in ("float32", "float64")}
-    same = worst["float32"] <= _TOLERANCE and not differ
-    said = (f"{name}: minibert and transformers {'agree' if same else 'DIFFER'}; the "
-            f"largest difference is {worst['float32']:.1e} in float32 "
-            f"({_TOLERANCE:.0e} is allowed) and {worst['float64']:.1e} in float64.")
+def _worst(found: dict, relative: bool) -> dict[str, float]:
+    "The largest difference of all parts in each type, or the largest share."
+    def size(row): return row["largest"] / (max(1.0, row["value"]) if relative else 1.0)
+    return {dtype: torch.tensor([size(row[dtype]) for row in found.values()],
+                                dtype=torch.float64).max().item()  # NaN if one is
+            for dtype in ("float32", "float64")}
+
+
+def _verdict(name: str, kind: Compared, found: dict, skipped: list, differ,
+             wrote: list) -> dict:
+    worst = _worst(found, kind.relative)
+    same = (all(worst[dtype] <= most for dtype, most in kind.allowed.items())
+            and not differ and wrote[0] == wrote[1])
+    may = {dtype: f" ({most:.0e} is allowed)" for dtype, most in kind.allowed.items()}
+    beside = "beside each part's largest value, " if kind.relative else ""
+    said = (f"{name}: minibert and transformers {'agree' if same else 'DIFFER'}; "
+            f"{beside}the largest difference is {worst['float32']:.1e} in float32"
+            f"{may.get('float32', '')} and {worst['float64']:.1e} in float64"
+            f"{may.get('float64', '')}.")
     if differ:
         said += (f" Their tokenizer reads {differ['text']!r} otherwise: "
                  f"{differ['ours']} here, {differ['theirs']} there. Both models were "
                  "given ours.")
-    return dict(checkpoint=name, same=same, verdict=said, tolerance=_TOLERANCE,
-                ids=differ, largest=worst, skipped=skipped, parts=found)
+    if wrote[0] != wrote[1]: said += f" They write {wrote[0]} here and {wrote[1]} there."
+    elif wrote[0]: said += f" Both write the same {len(wrote[0][0])} tokens."
+    if kind.note: said += f" {kind.note}"
+    return dict(checkpoint=name, same=same, verdict=said, allowed=kind.allowed,
+                relative=kind.relative, ids=differ, written=wrote[0] == wrote[1],
+                largest=worst, skipped=skipped, parts=found)
 
 # %% ../nbs/appendix/compare.ipynb #5aa59948
 def comparison_table(result: dict) -> str:
     "The result of `compare_with_hf` as lines of text, one for each part."
-    line = "{:14}{:>12}{:>12}{:>12}{:>12}".format
+    wide = max(14, *(len(part) + 2 for part in result["parts"]))
+    line = f"{{:{wide}}}{'{:>12}' * 4}".format
     kinds = [(d, k) for d in ("float32", "float64") for k in ("largest", "mean")]
     rows = [line("", "float32", "", "float64", "")]
     rows += [line("part", *(k for _, k in kinds))]
@@ -156,7 +165,7 @@ def comparison_table(result: dict) -> str:
     return "\n".join([*rows, result["verdict"]])
 
 # %% ../nbs/appendix/compare.ipynb #52ba4206
-def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]):  # both (S, S)
+def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]) -> Any:  # both (S, S)
     from minibert.show import show_heads
     gap = (ours - theirs).abs()
     largest = gap.max().item()
@@ -170,11 +179,11 @@ def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]):  # both (S, S)
     return figure
 
 # %% ../nbs/appendix/compare.ipynb #bb1c7a19
-def _write_comparison(result, ours, theirs, batch, tokenizer, out: Path) -> None:
+def _write_comparison(result, kind, ours, theirs, batch, tokenizer, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     ids = batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist()
     n = len(ids)
-    a, b = (side["attention 1"][0, :n, 0, :n] for side in (ours, theirs))
+    a, b = (side[kind.drawn][0, :n, 0, :n] for side in (ours, theirs))
     figure = _draw_head(a, b, [tokenizer.pieces[i] for i in ids])
     figure.savefig(aside := out / ".parity.tmp.png")
     os.replace(aside, out / "parity.png")

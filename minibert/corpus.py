@@ -88,8 +88,9 @@ def _fill(documents, tokenizer, columns):
     "Feed the ids of every document into three columns; counts come back."
     ids, sentence_starts, document_starts = columns
     n = dict.fromkeys(_COUNTS, 0)
+    as_spelled = getattr(tokenizer, "sentences", list)  # a space may belong to a piece
     for document in documents:
-        rows = [row for row in map(tokenizer.ids, document) if row]
+        rows = [row for row in map(tokenizer.ids, as_spelled(document)) if row]
         if not rows: n["dropped"] += 1; continue
         for row in rows:
             ids.extend(row)

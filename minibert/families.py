@@ -31,6 +31,8 @@ class Family:
     beside: tuple = ()  # beginnings of names that their class has no place for
     derived: dict = field(default_factory=dict)  # their name -> "module:function(config)"
     head: str = ""  # a name in `tied` that some checkpoints hold as a matrix of its own
+    compared: str = "minibert.compared:FILLS"  # what `minibert parity` compares
+    inspected: str = "minibert.page:show_filled"  # what `minibert inspect` draws
 
 # %% ../nbs/appendix/families.ipynb #9c5de244
 def resolve(place: Any) -> Any:
@@ -140,14 +142,17 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
     ("gpt2", "GPT2LMHeadModel"): Family(
         "minibert.gpt:GPTConfig", "minibert.gpt:GPTForCausalLM", _GPT, "transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
-        ignored=(".attn.bias", ".attn.masked_bias")),
+        ignored=(".attn.bias", ".attn.masked_bias"),
+        compared="minibert.compared:CONTINUES",
+        inspected="minibert.pictured:show_continued"),
     ("t5", "T5ForConditionalGeneration"): Family(
         "minibert.t5:T5Config", "minibert.t5:T5ForConditionalGeneration", _T5,
         tied={"encoder.embed_tokens.weight": "shared.weight",
               "decoder.embed_tokens.weight": "shared.weight",
               "lm_head.weight": "shared.weight"},  # where the model has no head of its own
         ignored=("EncDecAttention.relative_attention_bias.weight",),  # Google's, unused
-        head="lm_head.weight"),
+        head="lm_head.weight", compared="minibert.compared:ANSWERS",
+        inspected="minibert.pictured:show_answered"),
 }
 
 # %% ../nbs/appendix/families.ipynb #f7fad59b

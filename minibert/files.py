@@ -125,8 +125,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 # %% ../nbs/appendix/files.ipynb #3f94c411
 _SIDE = "next_sentence.safetensors"  # what RoFormer has no name for, see below
 _FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json", _SIDE,
-          "vocab.txt", "tokenizer.json", "tokenizer_config.json",
-          "special_tokens_map.json", "added_tokens.json"]
+          "vocab.txt", "vocab.json", "merges.txt", "spiece.model", "tokenizer.json",
+          "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
 _TROUBLE = {  # what the hub's client raises: what we say
     "GatedRepoError": "is behind terms: accept them on its page and log in",
     "RevisionNotFoundError": "has no such revision: choose a branch, tag or commit",

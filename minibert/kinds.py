@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from .config import SIZES, BertConfig
 from .families import resolve
 from .recipe import BACKENDS, PretrainOptions, TrainingConfig
+from .text import SPECIALS
 
 if TYPE_CHECKING:  # the table of models is read before NumPy is needed
     from minibert.corpus import Corpus
     from minibert.tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['KINDS', 'Kind', 'bert_config', 'gpt_config', 'with_dropout', 'windows', 'examples_of', 'check_kind', 'check_backend']
+__all__ = ['KINDS', 'Kind', 'bert_config', 'gpt_config', 't5_config', 'with_dropout', 'windows', 'gaps', 'examples_of',
+           'check_kind', 'check_backend']
 
 # %% ../nbs/appendix/kinds.ipynb #c1b88ff1
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Kind:
     own: dict = field(default_factory=dict)  # options that have another default
     only: tuple = ()  # options that must keep their default
     ask: str = ""  # a command that asks it more
+    depth: tuple = ("num_hidden_layers",)  # fields of the config: layers, stack by stack
     least: int = 2  # places that an example takes at least
 
 
@@ -52,6 +55,15 @@ KINDS = {
         only=("mask_probability", "whole_words", "objectives", "short_probability",
               "positions", "backend", "watch"),
         ask='generate {} "one morning"'),
+    "t5": Kind(
+        "minibert.kinds:t5_config", ("T5ForConditionalGeneration",), "minibert.kinds:gaps",
+        "texts", "minibert.report:measure_spans", "minibert.report:fillings",
+        kept=("masked_loss", "masked_accuracy"),
+        own=dict(objectives="span", length=64, learning_rate=3e-2),
+        only=("mask_probability", "whole_words", "objectives", "short_probability",
+              "positions", "max_position_embeddings", "backend", "watch"),
+        ask='generate {} "one morning [MASK] lost her [MASK] ball ."',
+        depth=("num_layers", "num_decoder_layers")),
 }
 
 # %% ../nbs/appendix/kinds.ipynb #cf09c345
@@ -72,16 +84,36 @@ def gpt_config(options: PretrainOptions, vocab_size: int) -> Any:  # a GPTConfig
         n_embd=D, n_layer=layers, n_head=heads)
 
 
+def t5_config(options: PretrainOptions, vocab_size: int) -> Any:  # a T5Config
+    "The sizes of a T5 of version 1.1; a fresh vocabulary begins with the specials."
+    from minibert.spans import SENTINELS
+    from minibert.t5 import T5Config
+    layers, D, heads = SIZES[options.size]
+    pad, end = (SPECIALS.index(name) for name in ("[PAD]", "[SEP]"))
+    return T5Config(
+        vocab_size + SENTINELS, d_model=D, d_kv=D // heads, d_ff=8 * D // 3 // 8 * 8,
+        num_layers=layers, num_heads=heads, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False, pad_token_id=pad, eos_token_id=end,
+        decoder_start_token_id=pad)
+
+
 def with_dropout(config: Any, share: float) -> Any:
     "The same sizes with this dropout in every place."
     return replace(config, **{
-        f.name: share for f in fields(config) if f.name.endswith(("dropout_prob", "pdrop"))})
+        f.name: share for f in fields(config)
+        if f.name.endswith(("dropout_prob", "pdrop", "dropout_rate"))})
 
 # %% ../nbs/appendix/kinds.ipynb #97cc93c0
 def windows(corpus: Corpus, tokenizer: WordPieceTokenizer, training: TrainingConfig) -> Any:
     "The windows of a run: a function of the config's seed and the step."
     from minibert.windows import Windows
     return Windows(corpus, tokenizer, training.length, seed=training.seed)
+
+
+def gaps(corpus: Corpus, tokenizer: WordPieceTokenizer, training: TrainingConfig) -> Any:
+    "The texts of a run with spans cut out: a function of the config's seed and the step."
+    from minibert.spans import Spans
+    return Spans(corpus, tokenizer, training.length, seed=training.seed)
 
 
 def examples_of(
@@ -104,9 +136,10 @@ def check_kind(options: PretrainOptions) -> None:
             flag = name.replace("_", "-")
             raise ValueError(f"A {options.model} has no {name} {value}: leave out "
                              f"--{flag}, or train another --model.")
-    if options.model == "bert" and options.objectives == "clm":
-        raise ValueError("objectives clm is what a gpt learns: give mlm, nsp or mlm,nsp, "
-                         "or --model gpt.")
+    for other, about in KINDS.items():
+        if options.model == "bert" and about.own.get("objectives") == options.objectives:
+            raise ValueError(f"objectives {options.objectives} is what a {other} learns: "
+                             f"give mlm, nsp or mlm,nsp, or --model {other}.")
 
 # %% ../nbs/appendix/kinds.ipynb #7ed72bcc
 def check_backend(options: PretrainOptions) -> None:

@@ -12,31 +12,33 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .checkpoints import read_metrics
 from .core import write_whole
 from .corpus import Corpus
+from .families import family_of, resolve
 from .head_scores import name_heads, score_heads
-from .heads import BertForPreTraining
 from .inside import (
     KINDS, Reading, head_entropy, logit_lens, neighbours, read_text, rollout)
 from .observer import part_curves, plain_batch
+from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
 from .show import show_curves, show_heads, show_matrix, show_sheet
-from .tokenizer import WordPieceTokenizer
 from .vectors import anisotropy
 from .weights import load_pretrained
 
 # %% auto #0
-__all__ = ['for_bertviz', 'inspect']
+__all__ = ['text_figures', 'for_bertviz', 'Shown', 'readable', 'near', 'show_filled', 'inspect']
 
 # %% ../nbs/appendix/page.ipynb #ca1646fd
-def _text_figures(reading: Reading) -> Iterator[tuple]:
+def text_figures(reading: Reading) -> Iterator[tuple]:
     "Name, title and figure of what one text shows of the heads."
     layers, heads, S, _ = reading.probs.shape
     depth, names = [f"layer {n}" for n in range(layers)], range(heads)
@@ -150,28 +152,50 @@ def _png(figure) -> bytes:
     return file.getvalue()
 
 
-def _open(run) -> tuple[BertForPreTraining, WordPieceTokenizer, list[str]]:
+def _open(run) -> tuple[nn.Module, Any, list[str]]:
     "The model, its tokenizer, and what was said about it while it was opened."
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = load_pretrained(run)
     notes = [str(warning.message) for warning in said
              if issubclass(warning.category, UserWarning)]
-    return model, WordPieceTokenizer.from_pretrained(run), notes
+    return model, open_tokenizer(run), notes
 
 # %% ../nbs/appendix/page.ipynb #d2143955
+@dataclass(frozen=True)
+class Shown:
+    "What a page shows of a text: its pieces, pictures and tables."
+
+    tokens: list[str]
+    figures: Iterable[tuple]  # of (name, heading, figure)
+    tables: Iterable[tuple]  # of (heading, rows of words)
+
+
 _MOST = 64  # pieces that a picture can name
 
 
-def _readable(reading: Reading) -> Reading:
+def readable(reading: Reading) -> Reading:
+    "The same reading; ValueError where it's too long for a picture."
     if len(reading.tokens) <= _MOST: return reading
     raise ValueError(f"The text has {len(reading.tokens)} pieces, and a picture names "
                      f"{_MOST} at most: shorten it, or go sentence by sentence.")
 
 
-def _figures(model, tokenizer, reading, folder, notes) -> Iterator[tuple]:
-    "All that can be drawn, one after another: a checkpoint without MLM head no lens."
-    yield from _text_figures(reading)
+def near(
+    model: Any,  # has word_embeddings
+    tokenizer: Any,
+    tokens: list[str],
+) -> Iterator[tuple]:  # of a heading and rows
+    "A table of each word of a text and its neighbours."
+    special = [tokenizer.pieces[i] for i in tokenizer.special_ids]
+    words = [token for token in dict.fromkeys(tokens) if token not in special]
+    rows = ((word, neighbours(model, tokenizer, word)) for word in words)
+    yield "Neighbours in the word table", [
+        [word, *(f"{piece} {cosine:.2f}" for piece, cosine in row)] for word, row in rows]
+
+# %% ../nbs/appendix/page.ipynb #726abbbf
+def _filled_figures(model, tokenizer, reading, folder, notes) -> Iterator[tuple]:
+    yield from text_figures(reading)
     if not any("MLM head" in note for note in notes):
         yield from _lens_figures(model, tokenizer, reading)
     plain = _own_text(model, tokenizer, folder, notes)
@@ -179,28 +203,34 @@ def _figures(model, tokenizer, reading, folder, notes) -> Iterator[tuple]:
     yield from _run_figures(folder)
 
 
-def _near(model, tokenizer, reading: Reading) -> list[list[str]]:
-    "Rows of each word of the text and its neighbours."
-    special = [tokenizer.pieces[i] for i in tokenizer.special_ids]
-    words = [t for t in dict.fromkeys(reading.tokens) if t not in special]
-    rows = ((word, neighbours(model, tokenizer, word)) for word in words)
-    return [[word, *(f"{piece} {cosine:.2f}" for piece, cosine in row)]
-            for word, row in rows]
+def show_filled(
+    model: nn.Module,  # a BertForPreTraining
+    tokenizer: Any,
+    text: str, pair: str | None,
+    folder: Path,  # of the run or the checkpoint
+    notes: list[str],  # what the page says beside; it may grow
+) -> Shown:
+    "Heads, a lens of the MLM head, scores on the run's own text, its curves."
+    reading = readable(read_text(model, tokenizer, text, pair))
+    return Shown(
+        reading.tokens, _filled_figures(model, tokenizer, reading, folder, notes),
+        near(model, tokenizer, reading.tokens))
 
 # %% ../nbs/appendix/page.ipynb #a222068c
-def _write(folder, run, model, tokenizer, reading, notes):
+def _write(folder, run, config, shown: Shown, notes):
     "The pictures, and the page that holds them all."
-    c, title, images = model.config, _title(run), []
-    for name, heading, figure in _figures(model, tokenizer, reading, Path(run), notes):
+    title, images = _title(run), []
+    for name, heading, figure in shown.figures:
         png = _png(figure)
         write_whole(folder / f"{name}.png", png)
         images.append(_image(heading, png))
-    size = (f"{c.num_hidden_layers} layers, {c.num_attention_heads} heads, width "
-            f"{c.hidden_size}, {c.vocab_size:,} pieces.")
+    layers = getattr(config, "num_hidden_layers", None) or config.num_layers
+    size = (f"{layers} layers, {config.num_attention_heads} heads, width "
+            f"{config.hidden_size}, {config.vocab_size:,} pieces.")
     page = [_HEAD % title, f"<h1>{title}</h1>", f"<p>{size}",
-            f"<p><b>{html.escape(' '.join(reading.tokens))}</b>",
+            f"<p><b>{html.escape(' '.join(shown.tokens))}</b>",
             *(f"<p>{html.escape(note)}" for note in notes), *images,
-            _table("Neighbours in the word table", _near(model, tokenizer, reading))]
+            *(_table(*table) for table in shown.tables)]
     write_whole(folder / "index.html", "\n".join(page) + "\n</body></html>\n")
 
 # %% ../nbs/appendix/page.ipynb #1c8fd25c
@@ -215,12 +245,13 @@ def inspect(
     if out.exists():
         raise FileExistsError(f"{out} is there already: give a new folder.")
     model, tokenizer, notes = _open(run)
-    reading = _readable(read_text(model, tokenizer, text, pair))
+    show = resolve(family_of(model)[1].inspected)
+    shown = show(model, tokenizer, text, pair, Path(run), notes)
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     fresh = [path for path in aside.parents if not path.exists()]
     aside.mkdir(parents=True)
     try:
-        _write(aside, run, model, tokenizer, reading, notes)
+        _write(aside, run, model.config, shown, notes)
         os.replace(aside, out)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)

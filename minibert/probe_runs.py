@@ -22,7 +22,7 @@ from .weights import load_encoder
 
 # %% auto #0
 __all__ = ['read_conllu', 'read_treebank', 'read_word_table', 'layer_names', 'probe_table', 'role_table', 'draw_layers',
-           'draw_confusion', 'run_probe']
+           'draw_confusion', 'run_probe', 'probe_tables']
 
 # %% ../nbs/appendix/probe_runs.ipynb #23607e3b
 def _conllu():
@@ -204,9 +204,12 @@ def run_probe(
     parts = None if dataset else [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
-    print(probe_table(result))
-    if parts:
-        result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
-        print("\n" + role_table(result["roles"]))
+    if parts: result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
     if out: _write(result, Path(out))
     return result
+
+
+def probe_tables(result: dict) -> str:
+    "What `run_probe` found, as lines of text."
+    roles = [role_table(result["roles"])] if "roles" in result else []
+    return "\n\n".join([probe_table(result), *roles])

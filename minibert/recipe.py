@@ -31,8 +31,8 @@ class TrainingConfig:
     length: Batch = 128  # tokens in a pair, the three specials included
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the layers' matrices
-    learning_rate: Positive = 1e-3  # the peak, for adamw
-    muon_learning_rate: Positive = 0.02  # the peak, for muon
+    learning_rate: Positive = 1e-3  # AdamW's, at its peak
+    muon_learning_rate: Positive = 0.02  # Muon's, at its peak
     schedule: Literal["linear", "trapezoid"] = "linear"  # down at once, or flat first
     warmup: Share = 0.1  # share of the steps on the way up
     cooldown: Share = 0.2  # share of the steps on the way down, for the trapezoid
@@ -82,7 +82,7 @@ class PretrainOptions(TrainingConfig):
     batch_size: Batch = 64  # pairs in a step
     length: Batch = 48  # tokens in a pair, the three specials included
     optimizer: Literal["adamw", "muon"] = "muon"  # muon: for the layers' matrices
-    learning_rate: Positive = 4e-3  # the peak, for adamw
+    learning_rate: Positive = 4e-3  # AdamW's, at its peak
     mask_probability: Share = 0.2  # share of the tokens that are predicted
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     dataset: Name = "stories"  # or a Hugging Face data set, a folder, a text file
@@ -91,7 +91,7 @@ class PretrainOptions(TrainingConfig):
     streaming: bool = False  # read a data set as it comes: one too large to keep
     processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
-    model: Literal["bert", "gpt"] = "bert"  # bert fills blanks, gpt continues a text
+    model: Literal["bert", "gpt", "t5"] = "bert"  # fills blanks, goes on, fills gaps
     size: Literal["tiny", "mini", "small", "medium", "base"] = "tiny"  # of the model
     vocab_size: Count = 8192  # pieces at most; a small text has fewer
     max_position_embeddings: Count | None = None  # tokens it can read; None: length
@@ -149,7 +149,7 @@ class FinetuneConfig:
     epochs: Count = 3  # times that each text is seen
     batch_size: Batch = 32  # texts in a step
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
-    learning_rate: Positive = 1e-4  # the peak
+    learning_rate: Positive = 1e-4  # AdamW's, at its peak
     dropout: Rate = 0.1  # share of units dropped, in every place
     length: Batch = 128  # tokens in a text, or in a pair of them
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one

@@ -11,41 +11,44 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
 from .checkpoints import read_metrics
-from .core import naming, write_whole
+from .core import naming, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate, evaluate_pretraining
 from .families import family_of, resolve
 from .heads import BertForPreTraining, fill_mask, next_sentence
 from .kinds import KINDS, examples_of
+from .other_tokenizers import open_tokenizer
 from .parallel import join_processes
+from .progress import plain_table, say
 from .recipe import PretrainOptions, read_objectives
-from .runs import Run, open_run, ruler, seconds_a_step, training_config
+from .runs import (
+    VAL_SEED, Run, open_run, ruler, seconds_a_step, training_config)
 from .stories import stories
-from .tokenizer import WordPieceTokenizer
 from .weights import save_pretrained
 
 # %% auto #0
-__all__ = ['QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs', 'measure_windows',
-           'with_text', 'figures', 'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'draw_curves',
+__all__ = ['WRITERS', 'QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs',
+           'measure_windows', 'measure_spans', 'with_text', 'figure_rows', 'figures', 'meaning', 'accuracy_rows',
+           'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves',
            'check_diverged', 'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
     "A line about what is trained, and where."
-    if join_processes()[0]: return
     training, config = training_config(run.options), run.config
-    unit = KINDS[run.options.model].unit
-    print(f"Training in {run.folder}: {config.num_hidden_layers} layers, "
-          f"{config.hidden_size} wide, {config.vocab_size:,} pieces; "
-          f"{training.steps:,} steps of {training.batch_size} {unit} of "
-          f"{training.length} tokens, {training.optimizer}, {training.precision}.",
-          flush=True)
+    kind = KINDS[run.options.model]
+    layers = " + ".join(str(getattr(config, name)) for name in kind.depth)
+    say(f"Training in {run.folder}: {layers} layers, "
+          f"{config.hidden_size} wide, {run.tokenizer.vocab_size:,} pieces; "
+          f"{training.steps:,} steps of {training.batch_size} {kind.unit} of "
+          f"{training.length} tokens, {training.optimizer}, {training.precision}.")
 
 
 def say_how_long(run: Run, model: nn.Module) -> None:
@@ -55,7 +58,7 @@ def say_how_long(run: Run, model: nn.Module) -> None:
     sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     each = seconds_a_step(model, sampler, training, backend, first=1, least=1, seconds=1)
     if said := forecast(each * training.steps, training.steps, training.steps):
-        print(f"That takes {said}, {each:.3f} s a step.", flush=True)
+        say(f"That takes {said}, {each:.3f} s a step.")
 
 # %% ../nbs/appendix/report.ipynb #b28050b6
 def measure(model: nn.Module, run: Run) -> dict:
@@ -75,12 +78,22 @@ def measure_pairs(model: BertForPreTraining, run: Run) -> dict:
 
 def measure_windows(model: nn.Module, run: Run) -> dict:
     "The figures of a model that continues texts."
-    windows = ruler(run)
-    if run.train is not None:
-        training = training_config(run.options)
-        windows = windows.with_baselines(
-            examples_of(run.options.model, run.train, run.tokenizer, training))
-    return evaluate(model, windows)
+    known = dict(train=_training_examples(run))
+    if run.options.dataset == "stories":
+        known["stories"] = stories(run.val.n_documents, split="validation")
+    return evaluate(model, ruler(run).with_baselines(**known))
+
+
+def measure_spans(model: nn.Module, run: Run) -> dict:
+    "The figures of a model that fills gaps."
+    return evaluate(model, ruler(run).with_baselines(_training_examples(run)))
+
+
+def _training_examples(run):
+    "Those of the training text, whose counts are the baselines; None without a text."
+    if run.train is None: return None
+    training = training_config(run.options)
+    return examples_of(run.options.model, run.train, run.tokenizer, training)
 
 # %% ../nbs/appendix/report.ipynb #76ba0421
 def with_text(
@@ -98,53 +111,85 @@ def with_text(
         kind = next((k for k in KINDS if name in KINDS[k].architectures), "bert")
         length = min(128, config.max_position_embeddings)
         options = PretrainOptions(**KINDS[kind].own | dict(model=kind, length=length))
-        tokenizer = WordPieceTokenizer.from_pretrained(checkpoint)
+        tokenizer = open_tokenizer(checkpoint)
         run = Run(folder, options, config, tokenizer, None, None)
     documents = load_documents(dataset, name, "validation", text_column)
     return replace(run, options=replace(run.options, dataset=dataset),
                    val=Corpus.build(documents, run.tokenizer))
 
 # %% ../nbs/appendix/report.ipynb #c9a8afca
-def figures(summary: dict) -> str:
-    "The held-out figures as a table, each beside its baseline."
-    row = "  {:26}{:>12}{:>12}{:>12}{:>10}".format
+WRITERS = {"clm": "next token", "masked": "missing tokens"}  # a figure, and its name
+
+
+def figure_rows(summary: dict) -> list[tuple]:  # the first is the header
+    "The held-out figures as rows of words, each beside its baseline."
+    row = lambda *words: words
     lines = [row("on held-out text", "this model", "unigram", "bigram", "best")]
-    if "clm_loss" in summary:
-        names = [name for name in ("clm", "unigram", "bigram") if f"{name}_loss" in summary]
-        nats = [summary[f"{name}_loss"] for name in names]
-        rest = [""] * (4 - len(names))
-        per_byte = summary["bits_per_byte"] / summary["clm_loss"]
-        lines += [
-            row("next token, loss", *(f"{x:.3f}" for x in nats), *rest),
-            row("next token, perplexity", *(f"{math.exp(x):.2f}" for x in nats), *rest),
-            row("bits per byte", *(f"{x * per_byte:.3f}" for x in nats), *rest),
-            row("next token, accuracy", f"{summary['clm_accuracy']:.1%}", "", "", "")]
+    for name, about in WRITERS.items():
+        if f"{name}_loss" not in summary: continue
+        nats, right = ([summary.get(f"{source}_{figure}") for source in (
+            name, "unigram", "bigram", "best")] for figure in ("loss", "accuracy"))
+        per_byte = summary.get("bits_per_byte", 0) / nats[0]
+        for what, values, form, do in (
+                (f"{about}, loss", nats, ".3f", float),
+                (f"{about}, perplexity", nats, ".2f", math.exp),
+                ("bits per byte", nats, ".3f", per_byte.__mul__),
+                (f"{about}, accuracy", right, ".1%", float)):
+            if what == "bits per byte" and not per_byte: continue
+            lines.append(row(what, *(
+                "" if x is None else format(do(x), form) for x in values)))
     if "mlm_loss" in summary:
-        sources = "mlm", "unigram", "bigram"
-        losses = [summary[f"{name}_loss"] for name in sources]
-        right = [summary[f"{name}_accuracy"] for name in sources]
+        names = [name for name in ("mlm", "unigram", "bigram") if f"{name}_loss" in summary]
+        losses = [summary[f"{name}_loss"] for name in names]
+        right = [summary[f"{name}_accuracy"] for name in names]
+        rest = [""] * (3 - len(names))
         best = summary.get("mlm_accuracy_bound")
         lines += [
-            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), ""),
-            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), ""),
+            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), *rest, ""),
+            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), *rest, ""),
             row("masked words, accuracy", *(f"{share:.1%}" for share in right),
-                "" if best is None else f"{best:.1%}")]
+                *rest, "" if best is None else f"{best:.1%}")]
     if "nsp_accuracy" in summary:
         lines.append(row("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
                          "(coin)", f"{0.5:.1%}", ""))
-    return "\n".join(lines)
+    return lines
+
+
+def figures(summary: dict) -> str:
+    "The held-out figures as a table, each beside its baseline."
+    return plain_table(figure_rows(summary))
+
+# %% ../nbs/appendix/report.ipynb #26bc2329
+def meaning(summary: dict) -> str:
+    "What the columns of the table mean, and what to do where nothing is learned yet."
+    lines = []
+    if "unigram_loss" in summary:
+        lines.append("unigram: guesses by how common each piece is; bigram: by the piece "
+                     "before, too.")
+    if summary.keys() & {"mlm_accuracy_bound", "best_loss"}:
+        lines.append("best: all that can be known, by the grammar that tells the stories.")
+    loss = next((summary[f"{name}_loss"] for name in ("mlm", *WRITERS)
+                 if f"{name}_loss" in summary), None)
+    if loss is not None and loss >= summary.get("unigram_loss", math.inf):
+        lines.append("This model is not yet better than the unigram: train longer.")
+    return "\n".join(f"  {line}" for line in lines)
 
 # %% ../nbs/appendix/report.ipynb #9de42180
-def accuracies(figures: dict) -> str:
-    "A fine-tuned BERT's accuracy as a table, with its neighbours."
+def accuracy_rows(figures: dict) -> list[tuple]:  # the first is the header
+    "A fine-tuned BERT's accuracy as rows of words, with its neighbours."
     names = {"this model": "bert", "bag of words": "bag_of_words",
              "commonest label": "majority"}
-    rows = [f"  on {figures['examples'][-1]:,} texts not learned from"]
+    rows = [(f"on {figures['examples'][-1]:,} texts not learned from", "accuracy",
+             "95 % interval")]
     for name, key in names.items():
         low, high = figures[key]["interval"]
-        rows.append(f"  {name:20}{figures[key]['accuracy']:>8.1%}"
-                    f"   ({low:.1%} to {high:.1%})")
-    return "\n".join(rows)
+        rows.append((name, f"{figures[key]['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"))
+    return rows
+
+
+def accuracies(figures: dict) -> str:
+    "A fine-tuned BERT's accuracy as a table, with its neighbours."
+    return plain_table(accuracy_rows(figures))
 
 # %% ../nbs/appendix/report.ipynb #593dbacc
 QUESTIONS = [
@@ -209,10 +254,34 @@ def texts(model: nn.Module, run: Run) -> str:
              for text in written]
     return "\n".join(["", "Three texts that it wrote:", *lines])
 
+# %% ../nbs/appendix/report.ipynb #7f064b27
+def fillings(model: nn.Module, run: Run) -> str:
+    "What the model writes into the gaps of four held-out texts, as text."
+    from minibert.spans import span_mask, spans, spell
+    from minibert.t5 import generate_from
+    tokenizer, lines = run.tokenizer, ["", "What it writes into the gaps:"]
+    top, end = model.config.vocab_size - 1, tokenizer.sep_id
+    for k in range(min(4, run.val.n_documents)):
+        ids = [int(i) for part in run.val.document(k) for i in part][:run.options.length // 2]
+        if len(ids) < 2: continue
+        mask = span_mask(len(ids), seeded(VAL_SEED, k))
+        inputs, targets = spans(torch.tensor(ids), mask, top, end)
+        inputs = torch.cat([inputs.new_tensor([tokenizer.cls_id]), inputs])
+        told = generate_from(model, inputs[None], 2 * len(targets), temperature=0)
+        said = [token.item() for token in told]
+        texts = [spell([i for i in part if i not in (end, tokenizer.cls_id)], tokenizer)
+                 for part in (inputs.tolist(), said, targets.tolist())]
+        for mark, text in zip(("  ", "    it writes: ", "    in truth:  "), texts):
+            lines.append(textwrap.fill(text, 88, initial_indent=mark,
+                                       subsequent_indent="    "))
+    return "\n".join(lines)
+
 # %% ../nbs/appendix/report.ipynb #d46e5958
 OBJECTIVES = {  # as a figure calls them
-    "mlm": "masked words", "nsp": "next sentence", "clm": "next token"}
-GUESSERS = {"mlm": "unigram", "nsp": "coin", "clm": "unigram"}
+    "mlm": "masked words", "nsp": "next sentence", "clm": "next token",
+    "span": "gaps"}
+GUESSERS = {"mlm": "unigram", "nsp": "coin", "clm": "unigram",
+            "span": "target_unigram"}
 
 
 def draw_curves(lines: list[dict], summary: dict):
@@ -229,7 +298,7 @@ def draw_curves(lines: list[dict], summary: dict):
                 [line["step"] for line in told],
                 [line[f"{start}{name}_loss"] for line in told])
     pays = summary | dict(coin_loss=math.log(2))
-    base = {GUESSERS[name]: pays[f"{GUESSERS[name]}_loss"]
+    base = {GUESSERS[name].replace("_", " "): pays[f"{GUESSERS[name]}_loss"]
             for name in names if name in GUESSERS}
     told = [f"{name} {losses[0]:.2f} to {losses[-1]:.2f}"
             for name, (_, losses) in curves.items()]
@@ -251,6 +320,7 @@ def check_diverged(lines: list[dict]) -> None:
 
 def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
+    say("Measuring on held-out text ...")
     model, lines = model.cpu(), read_metrics(run.folder)
     check_diverged(lines)
     save_pretrained(model, run.tokenizer, run.folder)

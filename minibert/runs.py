@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from tqdm import tqdm
 
 from .callbacks import Callback, TensorBoard
 from .checkpoints import list_checkpoints, only_run_in, seconds_trained
@@ -32,8 +31,10 @@ from .finetune_runs import run_finetuning
 from .heads import BertForPreTraining
 from .kinds import KINDS, examples_of, with_dropout
 from .optimizers import make_optimizers
+from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
+from .progress import Progress, is_shown, say
 from .recipe import (
     FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, read_options)
 from .tokenizer import WordPieceTokenizer
@@ -52,6 +53,7 @@ def first_form(
     texts: Iterable,  # documents, for the vocabulary
 ) -> tuple[Any, WordPieceTokenizer]:
     "The model's sizes and a vocabulary learned from the text."
+    say("Learning the vocabulary ...")
     tokenizer = WordPieceTokenizer.train(
         sample_sentences(texts), vocab_size=options.vocab_size)
     sizes = resolve(KINDS[options.model].config)
@@ -64,7 +66,7 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
     if family_of(model)[0] not in KINDS[options.model].architectures:
         raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
                          f"{options.model}: start from a model of the same kind.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.start)
+    tokenizer = open_tokenizer(options.start)
     save_pretrained(model, tokenizer, folder)
     return model.config, tokenizer
 
@@ -82,6 +84,7 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
         raise ValueError(f"{unit} of {options.length} tokens do not fit a model that "
                          f"reads {room}: give --length {room} or less, or a model that "
                          "was begun with a larger --max-position-embeddings.")
+    say("Turning the text into ids ...")
     config = with_dropout(config, options.dropout)
     Corpus.build(train, tokenizer, folder / "corpus", options.processes)
     Corpus.build(val, tokenizer, folder / "val")
@@ -123,10 +126,11 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
     if kind not in KINDS[options.model].architectures:
         raise ValueError(f"In {path}, model is {options.model}, and config.json beside it "
                          f"describes a {kind}: copy both again.")
-    if options.length > (room := config.max_position_embeddings):
+    room = getattr(config, "max_position_embeddings", options.length)
+    if options.length > room:
         raise ValueError(f"In {path}, length is {options.length}, and config.json beside it "
                          f"describes a model that reads {room}: copy both again.")
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    tokenizer = open_tokenizer(folder)
     texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
     return Run(folder, options, config, tokenizer, *texts)
 
@@ -307,13 +311,13 @@ def callbacks_for(run: Run) -> list[Callback]:
 class _Counted:
     "A sampler that counts the steps, and hands out no batch once asked to stop."
 
-    def __init__(self, sampler: PairSampler, bar: tqdm, asked):
+    def __init__(self, sampler: PairSampler, bar: Progress, asked):
         self.sampler, self.bar, self.asked = sampler, bar, asked
         self.tokenizer = sampler.tokenizer
 
     def batch(self, step: int, batch_size: int) -> dict:
         if self.asked.is_set(): raise KeyboardInterrupt
-        self.bar.update(step - self.bar.n)
+        self.bar.update(step - self.bar.done)
         return self.sampler.batch(step, batch_size)
 
 # %% ../nbs/appendix/runs.ipynb #3b9abf1e
@@ -326,17 +330,20 @@ def train_by_hand(
 ) -> BertForPreTraining:  # another model, with the last weights
     "Train with NumPy alone; Ctrl-C and SIGTERM save the weights and stop."
     from minibert.numpy_bert.training import pretrain_numpy
-    bar, steps = tqdm(total=training.steps, unit="step"), training.steps
+    steps = training.steps
+    bar = Progress(steps, show=is_shown())
+    shows = Callback(lambda lines: bar.tell(
+        {name: lines[-1][f"{name}_loss"] for name in ("mlm", "nsp")}))
     with only_run_in(folder), bar, asked_to_stop() as asked:
         counted, params = _Counted(sampler, bar, asked), numpy_weights(model)
         try: pretrain_numpy(
                 model.config, counted, training, folder, params=params,
-                callbacks=callbacks)
+                callbacks=[*callbacks, shows])
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"Stopped before step {bar.n + 1} of {steps}: the weights are saved in "
+                f"Stopped before step {bar.done + 1} of {steps}: the weights are saved in "
                 f"{folder}; NumPy keeps no checkpoints to go on from.") from None
-        bar.update(steps - bar.n)
+        bar.update(steps - bar.done)
     return load_pretrained(folder)
 
 # %% ../nbs/appendix/runs.ipynb #a9e3c8c9
@@ -351,7 +358,8 @@ def train(
     if run.options.backend == "numpy":
         model = train_by_hand(model.cpu(), sampler, training, run.folder, callbacks)
         return model, round(time.monotonic() - start, 3)
-    fit(model, sampler, training, run.folder, callbacks=callbacks)
+    fit(model, sampler, training, run.folder, callbacks=callbacks,
+        progress=is_shown())
     return model, seconds_trained(run.folder)
 
 # %% ../nbs/appendix/runs.ipynb #b2f8d011
@@ -394,7 +402,7 @@ def go_on(
     training = training_config(run.options)
     sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     model, _ = resume(folder, sampler, training, device=own_device(),
-                      callbacks=callbacks_for(run))
+                      callbacks=callbacks_for(run), progress=is_shown())
     return run, model, seconds_trained(folder)
 
 # %% ../nbs/appendix/runs.ipynb #f22b15f2
@@ -415,15 +423,16 @@ def tune(options: dict) -> tuple[Path, dict]:  # the new folder, the figures
     "Fine-tune into a new folder; where another run takes the number, into the next."
     own = {name.name: options[name.name] for name in fields(FinetuneConfig)}
     def number() -> int:  # of the folder; 0 where `out` names it
-        folder = new_folder(own["out"], "tuned")
+        folder = new_folder(own["out"])
         return int(folder.name) if own["out"] is None else 0
     tried = None
     while True:
         chosen = first_alone(number)
-        folder = Path(f"tuned/{chosen}" if own["out"] is None else own["out"])
+        folder = Path(f"runs/{chosen}" if own["out"] is None else own["out"])
         config = FinetuneConfig(**own | dict(out=str(folder)))
         try:
-            with going_on("finetune", folder): return folder, run_finetuning(config)
+            with going_on("finetune", folder):
+                return folder, run_finetuning(config, progress=is_shown())
         except FileExistsError:
             if folder == tried: raise
             tried = folder

@@ -5,6 +5,7 @@
 # %% ../nbs/appendix/spans.ipynb #204bf08f
 from __future__ import annotations
 
+import math
 from copy import copy
 
 import torch
@@ -144,10 +145,12 @@ class Spans:
         self.seed, self.sizes = seed, (density, mean_span)
         self.row, self.raw = Joined(corpus, tokenizer.cls_id), raw_length(length, *self.sizes)
         self.vocab_size = tokenizer.vocab_size + SENTINELS  # V of the model
-        if self.raw > len(self.row) or span_sizes(self.raw, *self.sizes)[1] > SENTINELS:
+        gaps = span_sizes(self.raw, *self.sizes)[1]
+        if self.raw > len(self.row) or gaps > SENTINELS:
             raise ValueError(
-                f"Inputs of {length} need {self.raw} tokens of text and up to {SENTINELS} gaps, "
-                f"and the text has {len(self.row)} tokens: give more text, or a smaller length.")
+                f"Inputs of {length} need {self.raw} tokens of text with {gaps} gaps, and there "
+                f"are {len(self.row)} tokens and {SENTINELS} sentinels: give more text, or a "
+                "smaller length.")
 
     @property
     def info(self) -> dict:
@@ -227,10 +230,15 @@ def span_baselines(
     batches: int = 50,
     batch_size: int = 32,
 ) -> dict[str, float]:  # nats a token that was cut out; {} where nothing is known
-    "What the unigram and the bigram of the training text pay for what was cut out."
+    "What the unigram and the bigram get for what was cut out; one for all the targets."
     if examples.train is None: return {}
     ids, _, masks = (part if isinstance(part, dict) else part.numpy()
                      for part in examples.in_order(batches, batch_size))
     left, right = (ids[:, cut][masks[:, 1:]] for cut in (slice(-1), slice(1, None)))
-    return guess_losses(
+    found = guess_losses(
         examples.train.row, examples.tokenizer.vocab_size, left, right)
+    noise, gaps = span_sizes(examples.raw, *examples.sizes)
+    targets = noise + gaps + 1
+    text = noise * (found["unigram_loss"] + math.log(targets / noise))
+    return found | dict(
+        target_unigram_loss=(text + (gaps + 1) * math.log(targets)) / targets)

@@ -5,10 +5,11 @@
 # %% ../nbs/appendix/stories.ipynb #5e7100a1
 from __future__ import annotations
 
+import math
 import random
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -17,7 +18,7 @@ import numpy as np
 
 # %% auto #0
 __all__ = ['read_grammar', 'story_tables', 'story_plots', 'Story', 'tell_story', 'stories', 'rows_left', 'Oracle',
-           'best_masked_accuracy']
+           'best_masked_accuracy', 'next_words', 'story_nats']
 
 # %% ../nbs/appendix/stories.ipynb #7f925cf9
 @cache
@@ -264,3 +265,55 @@ def best_masked_accuracy(
 ) -> float:  # no model can be expected to do better
     "An upper bound on the masked accuracy, by exact inference in the grammar."
     return float(np.nanmean(Oracle(stories).best(positions, chosen, hidden)))
+
+# %% ../nbs/appendix/stories.ipynb #ef6a93dc
+def _follow(words, at, line, left):
+    "Where an alternative takes us: (place, rows left, the word that stops it, if any)."
+    for text, _, column in line:
+        if at == len(words): return at, left, (text, column)
+        if not column:
+            if text != words[at]: return None
+        else:
+            table = story_tables()[column]
+            rows = left.get(table, table.all) & table.bits[column].get(words[at], 0)
+            if not rows: return None
+            left = left | {table: rows}
+        at += 1
+    return at, left, None
+
+
+def _ways(words, at, steps, left, chance):
+    "Each way to tell `words`: (its chance, rows left, the word that follows or None)."
+    if not steps:
+        if at == len(words): yield chance, left, None
+        return
+    for line in steps[0]:
+        if not (way := _follow(words, at, line, left)): continue
+        share = chance / len(steps[0])
+        if way[2]: yield share, way[1], way[2]
+        else: yield from _ways(words, way[0], steps[1:], way[1], share)
+
+# %% ../nbs/appendix/stories.ipynb #ac8b7c78
+def next_words(words: Sequence[str]) -> dict[str | None, float]:  # they sum to P(words)
+    "The chance that a story begins with `words` and goes on with each word; None: ends."
+    words, told = tuple(words), {}
+    plots = story_plots().values()
+    starts = [plot["start"] + plot[end] for plot in plots for end in ("happy", "sad")]
+    for steps in starts:
+        for chance, left, after in _ways(words, 0, steps, {}, 1 / len(starts)):
+            for table, rows in left.items(): chance *= rows.bit_count() / len(table.rows)
+            if after is None or not after[1]: shares = {after and after[0]: 1.0}
+            else:
+                table = story_tables()[after[1]]
+                rows = left.get(table, table.all)
+                shares = {word: (rows & bits).bit_count() / rows.bit_count()
+                          for word, bits in table.bits[after[1]].items() if rows & bits}
+            for word, share in shares.items():
+                told[word] = told.get(word, 0.0) + chance * share
+    return told
+
+
+def story_nats(words: Sequence[str]) -> float:  # inf where no story has these words
+    "The least that a whole story can cost on average, its end included: -ln P(story)."
+    chance = next_words(words).get(None, 0.0)
+    return -math.log(chance) if chance else math.inf

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 
 # %% auto #0
-__all__ = ['SPECIALS', 'LONGEST_WORD', 'check_text', 'split_specials', 'Cache', 'Cleaner', 'align', 'join_pieces']
+__all__ = ['SPECIALS', 'LONGEST_WORD', 'check_text', 'split_specials', 'Cache', 'Cleaner', 'align', 'close_spaces', 'join_pieces']
 
 # %% ../nbs/appendix/text.ipynb #76883d06
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -184,7 +184,8 @@ def align(
 _OPEN = " .| ?| !| ,| ' | n't| 'm| 's| 've| 're".split("|")
 
 
-def _close(text):  # Hugging Face's clean-up of spaces, in its order
+def close_spaces(text: str) -> str:
+    "Hugging Face's clean-up of spaces, in its order."
     for mark in _OPEN: text = text.replace(mark, mark.strip())
     return text
 
@@ -194,6 +195,7 @@ def join_pieces(
     clean_up: bool = False,  # close up apostrophes too
 ) -> str:
     "The text of pieces: those with ## joined, no space before a . , ! or ?"
-    text = "".join(p[2:] if k and p.startswith("##") else _close(" " * (k > 0) + p)
-                   for k, p in enumerate(pieces))
-    return _close(text) if clean_up else text
+    text = "".join(
+        p[2:] if k and p.startswith("##") else close_spaces(" " * (k > 0) + p)
+        for k, p in enumerate(pieces))
+    return close_spaces(text) if clean_up else text

@@ -14,7 +14,7 @@ from .core import Positive, check_values, read_json, read_text, write_whole
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
-__all__ = ['write_tokenizer', 'read_vocab', 'read_tokenizer']
+__all__ = ['write_tokenizer', 'fetch_files', 'read_vocab', 'read_tokenizer']
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #a8fb96a5
 def _to_json(tokenizer: Any) -> dict:
@@ -131,13 +131,17 @@ def _check_rules(rules: dict, config: dict) -> None:
                          "than BERT's: give another tokenizer.")
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #bccd1957
-def _fetch(name: str, hub: dict) -> dict[str, Path]:
+def fetch_files(
+    name: str,  # on the hub
+    hub: dict,  # revision, cache_dir, local_files_only
+    files: tuple = _READ,
+) -> dict[str, Path]:
     "Those of the files that the hub or its cache has."
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     found = {}
-    for file in _READ:
+    for file in files:
         try: found[file] = Path(hf_hub_download(name, file, **hub))
         except EntryNotFoundError: continue  # not there; or offline and not cached
         except (OSError, ValueError) as error:
@@ -153,7 +157,7 @@ def _find_files(name: str | Path, hub: dict) -> dict[str, Path]:
         paths = {file: Path(name) / file for file in _READ}
         found = {file: path for file, path in paths.items() if path.is_file()}
     else:
-        found = _fetch(str(name), hub)
+        found = fetch_files(str(name), hub)
     if not found.keys() & {"vocab.txt", "tokenizer.json"}:
         raise FileNotFoundError(
             f"{str(name)!r} gave neither vocab.txt nor tokenizer.json: give a folder "
@@ -167,7 +171,6 @@ def read_vocab(path: str | Path) -> list[str]:
         raise FileNotFoundError(f"There is no file {str(path)!r}: give a vocab.txt.")
     lines = read_text(path).removesuffix("\n").split("\n")
     return [line.rstrip() for line in lines]
-
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #6b15102e
 _OPTIONS = {  # ours: in tokenizer_config.json, in tokenizer.json

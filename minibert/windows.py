@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .baselines import count_bigrams
 from .core import check_finite, evaluating, seeded
 from .corpus import Corpus
+from .stories import Story, story_nats
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
@@ -88,6 +89,7 @@ class Windows:
 
     objectives = ("clm",)  # what is asked: the next token
     train: Windows | None = None  # of the training text, for the baselines
+    stories: Sequence[Story] | None = None  # behind the text, where it's of the built-in ones
 
     def __init__(
         self, corpus: Corpus, tokenizer: WordPieceTokenizer,
@@ -122,13 +124,18 @@ class Windows:
         return window_figures(model, self, batches, batch_size)
 
     def baselines(self, batches: int = 50, batch_size: int = 32) -> dict:
-        "The losses of the unigram and the bigram of a training text on the same tokens."
+        "What counts of a training text get on the same tokens, and the best possible loss."
         return window_baselines(self, batches, batch_size)
 
-    def with_baselines(self, train: Windows) -> Windows:
-        "The same windows, told of the training text, whose counts make the guesses."
+    def with_baselines(
+        self, train: Windows | None = None, stories: Sequence[Story] | None = None,
+    ) -> Windows:
+        "The same windows, told of the training text and of the stories behind this one."
+        if stories is not None and len(stories) != self.corpus.n_documents:
+            raise ValueError(f"There are {len(stories):,} stories, and the text has "
+                             f"{self.corpus.n_documents:,} documents: give those.")
         told = copy(self)
-        told.train = train
+        told.train, told.stories = train, stories
         return told
 
     def in_order(self, batches: int, batch_size: int) -> Tensor:  # (N, S)
@@ -151,8 +158,9 @@ def window_figures(
         raise ValueError(f"The model has {known:,} pieces and the tokenizer {V:,}: give "
                          "the tokenizer that the model was trained with.")
     rows, losses, right = windows.in_order(batches, batch_size), [], []
+    at_once = min(batch_size, max(1, 2**25 // (known * windows.length)))  # rows
     with evaluating(model) as device:
-        for part in rows.split(batch_size):
+        for part in rows.split(at_once):
             logs = model(part.to(device)).logits[:, :-1].double().log_softmax(-1).cpu()
             losses.append(-logs.gather(-1, part[:, 1:, None])[..., 0])
             right.append(logs.argmax(-1) == part[:, 1:])
@@ -190,19 +198,29 @@ def guess_losses(
     vocab_size: int,  # V
     left: np.ndarray, right: np.ndarray,  # (N,) neighbours; `right` is asked for
 ) -> dict[str, float]:
-    "The losses of the unigram and the bigram of the training text, nats a token."
+    "Losses and accuracies of the unigram and the bigram of the training text."
     share, after = guesses(row, vocab_size)
+    every, (kinds, where) = np.arange(vocab_size), np.unique(left, return_inverse=True)
+    likeliest = [after(np.full(vocab_size, kind), every).argmax() for kind in kinds]
     return dict(unigram_loss=float(-np.log(share[right]).mean()),
-                bigram_loss=float(-np.log(after(left, right)).mean()))
+                bigram_loss=float(-np.log(after(left, right)).mean()),
+                unigram_accuracy=float((right == share.argmax()).mean()),
+                bigram_accuracy=float((right == np.array(likeliest)[where]).mean()))
 
 
 def window_baselines(
-    windows: Windows,  # told of a training text by `with_baselines`
+    windows: Windows,  # told of what is known by `with_baselines`
     batches: int = 50,
     batch_size: int = 32,
-) -> dict[str, float]:  # nats a token; {} where nothing is known
-    "The losses of the unigram and the bigram of the training text on the same tokens."
-    if windows.train is None: return {}
-    rows = windows.in_order(batches, batch_size).numpy()
-    left, right = rows[:, :-1].ravel(), rows[:, 1:].ravel()
-    return guess_losses(windows.train.row, windows.tokenizer.vocab_size, left, right)
+) -> dict[str, float]:  # nats a token, and shares; {} where nothing is known
+    "What counts get on the same tokens, and the best loss over all stories of the text."
+    found = {}
+    if windows.train is not None:
+        rows = windows.in_order(batches, batch_size).numpy()
+        left, right = rows[:, :-1].ravel(), rows[:, 1:].ravel()
+        found |= guess_losses(
+            windows.train.row, windows.tokenizer.vocab_size, left, right)
+    if windows.stories is not None:
+        nats = sum(story_nats(story.flat) for story in windows.stories)
+        found["best_loss"] = nats / len(windows.row)
+    return found
