@@ -67,7 +67,7 @@ def read_state(
     "What a checkpoint says of itself; ValueError where that cannot be read."
     try:
         state = read_json(checkpoint / "state.json", _STATE, tuple(_STATE))
-        check_values(state["about"], dict.fromkeys(state["about"], dict), "about.")
+        check_values(state["about"], _PARTS, "about.")
         if state["step"] != int(checkpoint.name):
             raise ValueError(f"step is {state['step']}, and the folder says "
                              f"{int(checkpoint.name)}")
@@ -77,6 +77,7 @@ def read_state(
                          f"cannot be read ({problem}).") from None
 
 
+_PARTS = dict.fromkeys(("model", "examples", "training"), dict)
 _STATE = dict(step=Count, seconds=AtLeastZero, sha256=dict, about=dict, measured=dict)
 
 # %% ../nbs/appendix/checkpoints.ipynb #9426b59b

@@ -208,9 +208,10 @@ def in_words(problem: BaseException) -> str:
     if isinstance(problem, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(said):
         return ("There isn't enough memory for that: give a smaller --batch-size, --length "
                 "or --size, cut the batch by --gradient-accumulation-steps, or free some.")
-    if code is None or not isinstance(problem, OSError) or not problem.strerror: return said
+    if code is None or not isinstance(problem, OSError): return said
+    if not problem.strerror and not problem.filename: return said  # a sentence already
     what = problem.filename or "What minibert prints"
-    return (f"{what} could not be read or written ({problem.strerror}): "
+    return (f"{what} could not be read or written ({os.strerror(code)}): "
             f"{_ADVICE.get(code, 'check that path')}.")
 
 
