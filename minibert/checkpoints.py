@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .core import write_whole
 from .files import write_model
 from .parallel import join_processes
+from .sums import check_sum, keep_sums
 
 # %% auto #0
 __all__ = ['optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'read_state', 'read_about', 'seconds_trained',
@@ -64,24 +65,27 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
 def read_state(
     checkpoint: Path,
 ) -> dict:  # step, seconds, sha256, about, measured
-    "What a checkpoint says of itself; ValueError where that cannot be read."
+    "What a checkpoint says of itself; ValueError where that is damaged."
     try:
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf8"))
         names = "step", "seconds", "sha256", "about", "measured"
-        return {name: state[name] for name in names}
+        state = {name: state[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ValueError(f"The checkpoint {checkpoint} is damaged: its state.json "
                          f"cannot be read ({problem!r}).") from None
+    check_sum(checkpoint / "state.json")
+    return state
 
 # %% ../nbs/appendix/checkpoints.ipynb #9426b59b
 def read_about(
     folder: str | Path,
 ) -> tuple[Path, dict]:  # the checkpoint; its model, examples, training
     "How a run was begun, by its newest checkpoint; FileNotFoundError without one."
+    said = []
     for checkpoint in list_checkpoints(folder)[::-1]:
         try: return checkpoint, read_state(checkpoint)["about"]
-        except ValueError: continue
-    raise FileNotFoundError(_NONE.format(folder))
+        except ValueError as problem: said.append(f"{problem} ")
+    raise FileNotFoundError("".join(said[:1]) + _NONE.format(folder))
 
 
 _NONE = "{} holds no whole checkpoint: give the folder of a run that stopped."
@@ -124,6 +128,7 @@ def save_checkpoint(
     state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
                  measured=measured or {})
     write_whole(aside / "state.json", json.dumps(state, indent=1))
+    keep_sums(aside, "state.json")
     if final.exists(): shutil.rmtree(final)
     os.replace(aside, final)
     every = list_checkpoints(folder)

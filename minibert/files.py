@@ -27,6 +27,7 @@ from .config_files import read_config
 from .core import write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
+from .sums import check_sum, drop_sums, keep_sums
 
 # %% auto #0
 __all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'read_tensors', 'find_checkpoint', 'read_all', 'checked_state',
@@ -47,7 +48,9 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
     values = read_config(folder / "config.json")
     said = architecture or next(iter(values.get("architectures") or ()), None)
     name, family = find_family(values.get("model_type"), said)
-    return name, family, read_sizes(values, name)
+    sizes = read_sizes(values, name)
+    check_sum(folder / "config.json")
+    return name, family, sizes
 
 # %% ../nbs/appendix/files.ipynb #91d34d74
 def empty_model(family: Family, config: Any) -> nn.Module:
@@ -89,6 +92,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
                          ) from None
     if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
         raise ValueError(f"{path} is no dictionary of tensors: give a state dict.")
+    check_sum(path)
     return state
 
 # %% ../nbs/appendix/files.ipynb #90ff20e9
@@ -305,7 +309,12 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:  # the folder to write t
     aside.mkdir()
     try:
         yield aside
-        if not folder.exists(): os.replace(aside, folder)
+        names = sorted(file.name for file in aside.iterdir())
+        if not folder.exists():
+            keep_sums(aside, *names)
+            os.replace(aside, folder)
         else:
-            for file in sorted(aside.iterdir()): os.replace(file, folder / file.name)
+            drop_sums(folder, *names)
+            for name in names: os.replace(aside / name, folder / name)
+            keep_sums(folder, *names)
     finally: shutil.rmtree(aside, ignore_errors=True)

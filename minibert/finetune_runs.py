@@ -32,6 +32,7 @@ from .model import BertModel
 from .parallel import (
     any_process, check_cut, first_alone, join_processes, own_device)
 from .recipe import TrainingConfig
+from .sums import check_sum, keep_sums
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
@@ -175,6 +176,7 @@ def _claim(options: FinetuneConfig) -> None:
         try: out.mkdir()
         except FileExistsError: return True
         write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
+        keep_sums(out, "options.json")
     if first_alone(make): raise _taken(out)
 
 # %% ../nbs/appendix/finetune_runs.ipynb #8d4f77ed
@@ -216,6 +218,7 @@ def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
                                 "minibert finetune began.")
+    check_sum(path)
     try:
         kept = json.loads(path.read_text(encoding="utf8"))
         kept |= dict(label_names=tuple(kept["label_names"]), out=str(folder))

@@ -36,6 +36,7 @@ from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .recipe import (
     BACKENDS, PretrainOptions, TrainingConfig, as_yaml, read_options)
+from .sums import keep_sums
 from .tokenizer import WordPieceTokenizer
 from .training import fit, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
@@ -87,6 +88,7 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
     Corpus.build(val, tokenizer, folder / "val")
     tokenizer.save_pretrained(folder)
     write_whole(folder / "config.json", config_text(config.to_dict()))
+    keep_sums(folder, "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json")
     return config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #542d03fe
