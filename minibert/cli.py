@@ -29,19 +29,20 @@ import tyro
 
 from .compare import compare_with_hf, comparison_table
 from .core import (
-    AtLeastZero, Count, Positive, Share, Whole, check_fields, keep_freed_memory)
+    AtLeastZero, Count, Positive, Share, Text, Whole, check_fields, keep_freed_memory)
 from .finetune_runs import FinetuneConfig, resume_finetuning
 from .heads import fill_mask, next_sentence
 from .kinds import KINDS, check_kind
 from .pairs_parts import read_objectives
 from .parallel import join_processes
 from .recipe import (
-    BACKENDS, RECIPES, PretrainOptions, as_yaml, read_options, unmade)
+    BACKENDS, RECIPES, STARTED, PretrainOptions, as_yaml, read_options, unmade)
 from minibert.report import (
     accuracies, figures, finish, measure, say_how_long, say_start, what_it_learned,
     with_text)
-from .runs import (
-    began_with, begin, check_backend, check_resumed, go_on, open_run, train, tune)
+from minibert.runs import (
+    began_with, begin, check_backend, check_resumed, check_start, go_on, open_run,
+    train, tune)
 from .tokenizer import WordPieceTokenizer
 from .weights import load_pretrained
 
@@ -98,7 +99,7 @@ class Generate(Options):
     "Continue a text with a GPT, token by token; an empty text asks for a new one."
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # what it continues
+    text: tyro.conf.Positional[Text]  # what it continues
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens
@@ -130,7 +131,7 @@ class Bench(Options):
     "Time training steps here and in Hugging Face's library, in turn, side by side."
 
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = None  # None: four
-    vocab_size: Count = 8192  # with --size
+    vocab_size: Count | None = None  # with --size, which has 8192 otherwise
     minutes: Positive = 6.5  # about so long in all
     rounds: Count = 15  # steps of each peer at most
     batch_size: Count = 32  # pairs in a step
@@ -176,25 +177,31 @@ def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
     "The values of some flags, None where one is missing, and the other words."
     parser = argparse.ArgumentParser(
         usage="minibert COMMAND [options]", add_help=False, allow_abbrev=False)
-    for flag in flags: parser.add_argument(flag)
+    for flag in flags: parser.add_argument(flag, action="append")
     found, rest = parser.parse_known_args(words)
-    return vars(found), rest
+    for name, values in vars(found).items():
+        if len(values or ()) > 1: raise ValueError(f"--{name} is given twice: give one.")
+    return {name: values and values[0] for name, values in vars(found).items()}, rest
 
 
 def default_options(kind: type, words: list[str], path: str | None) -> Any:
     "An instance with what --resume, --backend, --recipe and the file stand for."
-    found, _ = look_for(words, "--resume", "--model", "--backend", "--recipe")
-    in_file = read_options(path, kind) if path else {}
+    found, _ = look_for(words, "--resume", "--model", "--backend", "--recipe",
+                        "--start")
+    in_file = {} if path is None else read_options(path, kind)
     for name in in_file.keys() & WORDS:
         raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
                          "give it on the command line.")
-    options = began_with(found["resume"], kind)
+    options, by_hand = began_with(found["resume"], kind), {}
     if kind is Pretrain:
         models = {name: about.own for name, about in KINDS.items()}
-        for name, bundles in (
-                ("model", models), ("backend", BACKENDS), ("recipe", RECIPES)):
-            options |= bundles.get(found[name] or in_file.get(name), {})
-    return unmade(kind, options | in_file, tyro.MISSING)
+        options |= models.get(found["model"] or in_file.get("model"), {})
+        for name, bundles in ("backend", BACKENDS), ("recipe", RECIPES):
+            if found[name]: by_hand |= bundles.get(found[name], {})
+            else: options |= bundles.get(in_file.get(name), {})
+        if found["start"]: by_hand |= STARTED
+        elif in_file.get("start"): options |= STARTED
+    return unmade(kind, options | in_file | by_hand, tyro.MISSING)
 
 # %% ../nbs/appendix/cli.ipynb #dfb7f7ed
 def parse(words: list[str]) -> Any:  # an instance of the command's options
@@ -213,6 +220,7 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
 # %% ../nbs/appendix/cli.ipynb #6e6ab957
 def run_pretrain(options: Pretrain) -> None:
     "From texts to a trained, measured and saved model."
+    check_start(options)
     check_backend(options)
     check_kind(options)
     if options.model == "bert": read_objectives(options.objectives)
@@ -237,9 +245,10 @@ def run_pretrain(options: Pretrain) -> None:
 def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint and print the figures as JSON."
     if options.dataset is None:
-        if options.name is not None:
-            raise ValueError(f"--name {options.name} belongs to a data set: give it "
-                             "with --dataset.")
+        for name in ("name", "text_column"):
+            if (value := getattr(options, name)) != getattr(Evaluate, name):
+                raise ValueError(f"--{name.replace('_', '-')} {value} belongs to a data "
+                                 "set: give it with --dataset.")
         try: run = open_run(options.run)
         except FileNotFoundError as problem:
             raise FileNotFoundError(f"{problem} Another checkpoint is measured on a "
@@ -328,7 +337,10 @@ def run_bench(options: Bench) -> None:
     from minibert.bench import CASES, bench, bench_table
     keep_freed_memory()
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
-    cases = ((options.size, options.vocab_size),) if options.size else CASES
+    if options.vocab_size is not None and options.size is None:
+        raise ValueError(f"--vocab-size {options.vocab_size} is of one model: give its "
+                         "--size too; without, four models have their own.")
+    cases = ((options.size, options.vocab_size or 8192),) if options.size else CASES
     result = bench(cases, **{name: getattr(options, name) for name in known})
     print(bench_table(result))
 

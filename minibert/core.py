@@ -23,9 +23,9 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 # %% auto #0
-__all__ = ['Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Bounds', 'check_fields', 'write_whole', 'seeded',
-           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory',
-           'follow_parent']
+__all__ = ['MAY_BE_EMPTY', 'Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Text', 'Rate', 'Bounds', 'check_fields',
+           'write_whole', 'check_free', 'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating',
+           'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -43,11 +43,13 @@ class Bounds:
         return low and (value < self.high if self.below else value <= self.high)
 
 # %% ../nbs/appendix/core.ipynb #58c6c27a
+MAY_BE_EMPTY = "may be empty"
 Count = Annotated[int, Bounds(1, words="a whole number of 1 or more")]
 Whole = Annotated[int, Bounds(0, words="a whole number of 0 or more")]
 Positive = Annotated[float, Bounds(0, above=True, words="a number above 0")]
 AtLeastZero = Annotated[float, Bounds(0, words="a number of 0 or more")]
 Share = Annotated[float, Bounds(0, 1, words="a share from 0 to 1")]
+Text = Annotated[str, MAY_BE_EMPTY]  # any other word has a character
 Rate = Annotated[float, Bounds(0, 1, below=True, words="a share from 0 to below 1")]
 
 # %% ../nbs/appendix/core.ipynb #38800571
@@ -67,6 +69,7 @@ def _fault(value: Any, wanted: Any) -> str | None:
     if origin is Annotated:
         bounds = next((m for m in options[1:] if isinstance(m, Bounds)), None)
         fault = _fault(value, options[0])
+        if MAY_BE_EMPTY in options and isinstance(value, str): return None
         if bounds is None: return fault
         if fault: return bounds.words
         return None if value is None or value in bounds else bounds.words
@@ -81,6 +84,7 @@ def _fault(value: Any, wanted: Any) -> str | None:
             _fault(item, options[0]) is None for item in value)
         return None if good else f"a tuple, each item {_PLAIN[options[0]]}"
     if wanted is NoneType: return None if value is None else "None"
+    if wanted is str and isinstance(value, str) and not value.strip(): return _PLAIN[str]
     if wanted in (int, float): return _number_fault(value, wanted, _PLAIN[wanted])
     return None if isinstance(value, wanted) else _PLAIN.get(wanted, wanted.__name__)
 
@@ -120,6 +124,24 @@ def write_whole(
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+# %% ../nbs/appendix/core.ipynb #ba700a5e
+def check_free(
+    out: str | Path,  # where results are to go
+    what: str = "folder",  # or "file", whose folder must be there
+) -> Path:  # the same
+    "Refuse a place that is taken, or that nothing can be put into: an OSError."
+    out = Path(out)
+    if os.path.lexists(out):
+        raise FileExistsError(f"{out} exists: give a new {what} with --out.")
+    home = next(path for path in out.parents if path.exists())
+    if not home.is_dir() or what == "file" and home != out.parent:
+        raise FileNotFoundError(f"{out} cannot be made: there is no folder {out.parent}. "
+                                f"Make it, or give another {what} with --out.")
+    if not os.access(home, os.W_OK):
+        raise PermissionError(f"{out} cannot be made: nobody lets us write into {home}. "
+                              f"Give another {what} with --out.")
+    return out
 
 # %% ../nbs/appendix/core.ipynb #5372e66b
 def seeded(

@@ -218,7 +218,6 @@ def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
                                 "minibert finetune began.")
-    check_sum(path)
     try:
         kept = json.loads(path.read_text(encoding="utf8"))
         kept |= dict(label_names=tuple(kept["label_names"]), out=str(folder))
@@ -226,4 +225,5 @@ def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
     except (json.JSONDecodeError, KeyError, TypeError) as problem:
         raise ValueError(f"{path} does not hold the options of a run ({problem}): give "
                          "the folder of one that minibert finetune began.") from None
+    check_sum(path)
     return run_finetuning(options, True, progress)

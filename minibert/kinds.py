@@ -93,7 +93,7 @@ def check_kind(options: PretrainOptions) -> None:
     kind = KINDS[options.model]
     default = {f.name: f.default for f in fields(PretrainOptions)} | kind.own
     for name in kind.only:
-        if (value := getattr(options, name)) != default[name]:
+        if (value := getattr(options, name)) not in (default[name], None):
             flag = name.replace("_", "-")
             raise ValueError(f"A {options.model} has no {name} {value}: leave out "
                              f"--{flag}, or train another --model.")

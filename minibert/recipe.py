@@ -17,8 +17,8 @@ from .core import (
     AtLeastZero, Count, Positive, Rate, Share, Whole, check_fields)
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions', 'unmade', 'read_options',
-           'as_yaml']
+__all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions', 'unmade',
+           'read_options', 'as_yaml']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class PretrainOptions(TrainingConfig):
     processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
     start: str | None = None  # a run or checkpoint: go on from its weights, vocabulary
     model: Literal["bert", "gpt"] = "bert"  # bert fills blanks, gpt continues a text
-    size: Literal["tiny", "mini", "small", "medium", "base"] = "tiny"  # of the model
-    vocab_size: Count = 8192  # pieces at most; a small text has fewer
+    size: Literal["tiny", "mini", "small", "medium", "base"] | None = "tiny"  # the model's
+    vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
     max_position_embeddings: Count | None = None  # tokens it can read; None: length
-    positions: Literal["absolute", "rotary"] = "absolute"  # rotary: as in RoFormer
+    positions: Literal["absolute", "rotary"] | None = "absolute"  # rotary: as in RoFormer
     dropout: Rate = 0.0  # share of units dropped, in every place
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
     out: str | None = None  # the run's folder, a new one (default: the next in runs/)
@@ -116,6 +116,9 @@ BACKENDS = {
                   precision="float32", dropout=0.0, positions="absolute",
                   objectives="mlm,nsp"),
 }
+STARTED = dict.fromkeys(  # what a run with --start has from there
+    ("size", "vocab_size", "positions", "max_position_embeddings"))
+
 
 # %% ../nbs/appendix/recipe.ipynb #e3ed2179
 def unmade(
@@ -150,13 +153,24 @@ def _meant(value: Any, wanted: Any) -> Any:
             except ValueError: continue
     return value
 
+# %% ../nbs/appendix/recipe.ipynb #70184c61
+class _Once(yaml.SafeLoader):
+    "YAML in which no key stands twice."
+
+    def construct_mapping(self, node, deep=False):
+        names = [key.value for key, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise yaml.YAMLError(f"it gives {twice[0]} twice")
+        return super().construct_mapping(node, deep)
+
 # %% ../nbs/appendix/recipe.ipynb #b7611f8b
 def read_options(
     path: str | Path,  # a YAML or JSON file
     kind: type,  # the dataclass whose fields it gives
 ) -> dict:  # of the fields that stand in it
     "The options in a file, each checked; ValueError names the file and the first fault."
-    try: given = yaml.safe_load(Path(path).read_text(encoding="utf8"))
+    if not str(path): raise ValueError("The name of the options' file is empty: give one.")
+    try: given = yaml.load(Path(path).read_text(encoding="utf8"), _Once)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
         said = " ".join(str(problem).split())
         raise ValueError(f"The options in {path} cannot be read ({said}): give a "
@@ -170,8 +184,10 @@ def read_options(
             near = get_close_matches(name, wanted, n=1)
             raise ValueError(f"{path} has {key!r}, which is no option: "
                              + (f"write {near[0]}." if near else "leave it out."))
+        if name in options:
+            raise ValueError(f"{path} gives {name} twice: leave one of the lines out.")
         options[name] = _meant(value, wanted[name])
-    try: check_fields(unmade(kind, options, ""))
+    try: check_fields(unmade(kind, options, "-"))
     except ValueError as problem: raise ValueError(f"In {path}, {problem}") from None
     return options
 

@@ -35,7 +35,7 @@ from .optimizers import make_optimizers
 from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .recipe import (
-    BACKENDS, PretrainOptions, TrainingConfig, as_yaml, read_options)
+    BACKENDS, STARTED, PretrainOptions, TrainingConfig, as_yaml, read_options)
 from .sums import keep_sums
 from .tokenizer import WordPieceTokenizer
 from .training import fit, resume, train_step
@@ -43,9 +43,9 @@ from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
 __all__ = ['VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
-           'check_backend', 'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder', 'start_run',
-           'make_run', 'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'began_with',
-           'check_resumed', 'go_on', 'begin_again', 'tune']
+           'check_backend', 'check_start', 'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder',
+           'start_run', 'settle', 'make_run', 'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand',
+           'train', 'began_with', 'check_resumed', 'go_on', 'begin_again', 'tune']
 
 # %% ../nbs/appendix/runs.ipynb #8366e835
 def first_form(
@@ -145,9 +145,21 @@ def check_backend(options: PretrainOptions) -> None:
                          "or give --backend torch.")
     for name in ("optimizer", "precision", "dropout", "positions", "objectives"):
         only = BACKENDS["numpy"][name]
-        if (value := getattr(options, name)) not in (only, "auto"):
+        if (value := getattr(options, name)) not in (only, "auto", None):
             raise ValueError(f"The NumPy backend has no {name} {value}: give "
                              f"--{name} {only}, or --backend torch.")
+
+# %% ../nbs/appendix/runs.ipynb #28b5dd9a
+def check_start(options: PretrainOptions) -> None:
+    "Refuse sizes beside a start, and none without: ValueError naming the option."
+    for name in STARTED:
+        value, flag = getattr(options, name), "--" + name.replace("_", "-")
+        if options.start is not None and value is not None:
+            raise ValueError(f"{flag} {value} is asked of a new model, and --start goes "
+                             f"on with that of {options.start}: leave {flag} out.")
+        if options.start is None and value is None and name != "max_position_embeddings":
+            raise ValueError(f"{flag} is None, which only a run with --start has from "
+                             "its model: give one.")
 
 # %% ../nbs/appendix/runs.ipynb #4edf4ff9
 def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
@@ -208,11 +220,11 @@ def steps_in(
 def new_folder(out: str | None, where: str = "runs") -> Path:
     "The folder that a run is to have; FileExistsError with a sentence if it is there."
     if out is None:
-        names = (re.fullmatch(r"(\d+)|\.(\d+)\.making", path.name)
+        names = (re.fullmatch(r"(\d+)|\.(\d+)\.making.*", path.name)
                  for path in Path(where).glob("*"))
         taken = [int(name[1] or name[2]) for name in names if name]
         return Path(where) / str(max(taken, default=0) + 1)
-    if Path(out).exists():
+    if os.path.lexists(out):
         raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
                               "with a run by --resume.")
     return Path(out)
@@ -235,8 +247,8 @@ def claim_folder(
         aside.rmdir()  # another run has just taken it
 
 # %% ../nbs/appendix/runs.ipynb #922c2700
-def start_run(options: PretrainOptions, aside: Path, folder: Path) -> None:
-    "Prepare all that `folder` is to hold in `aside`."
+def start_run(options: PretrainOptions, aside: Path) -> PretrainOptions:
+    "Prepare all that a run's folder is to hold in `aside`; its options, made definite."
     config, tokenizer = prepare(options, aside)
     training = training_config(options)
     corpus = Corpus.open(aside / "corpus", tokenizer, check=False)
@@ -246,8 +258,21 @@ def start_run(options: PretrainOptions, aside: Path, folder: Path) -> None:
         steps = steps_in(options.minutes, fresh_model(run), sampler, training,
                          options.backend)
         training = replace(training, steps=steps)
-    options = replace(options, **asdict(training), minutes=None, out=str(folder))
-    for name in ("run.yaml", ".run.yaml"): write_whole(aside / name, as_yaml(options))
+    return replace(options, **asdict(training), minutes=None)
+
+
+def settle(options: PretrainOptions, aside: Path, folder: Path) -> Path:  # the folder
+    "Give a prepared run its name, the next number where another run has taken it."
+    while True:
+        kept = as_yaml(replace(options, out=str(folder)))
+        for name in ("run.yaml", ".run.yaml"): write_whole(aside / name, kept)
+        try:
+            if os.path.lexists(folder): raise FileExistsError
+            aside.rename(folder)
+            return folder
+        except OSError:
+            if not os.path.lexists(folder): raise
+            folder = new_folder(options.out)  # says so where --out has named it
 
 # %% ../nbs/appendix/runs.ipynb #07e78eae
 def make_run(options: PretrainOptions) -> int:  # the folder's number; 0 where --out names it
@@ -256,9 +281,7 @@ def make_run(options: PretrainOptions) -> int:  # the folder's number; 0 where -
     fresh = [path for path in (home, *home.parents) if not path.exists()]
     folder, aside = claim_folder(options.out)
     try:
-        start_run(options, aside, folder)
-        if options.out is not None: new_folder(options.out)  # is it still free?
-        aside.rename(folder)
+        folder = settle(start_run(options, aside), aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         for path in fresh:
@@ -271,6 +294,7 @@ def begin(options: PretrainOptions) -> tuple[Run, nn.Module]:
     "A new run, opened, and its model before the first step."
     if options.minutes is not None and join_processes()[1] > 1:
         raise ValueError("Minutes can be measured by one process only: give --steps.")
+    check_start(options)
     number = first_alone(lambda: make_run(options))
     folder = Path(options.out or f"runs/{number}")
     run = open_run(folder, check=False)  # written a moment ago
