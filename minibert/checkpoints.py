@@ -217,10 +217,14 @@ def append_metrics(folder: str | Path, line: dict) -> None:
 
 def read_metrics(folder: str | Path) -> list[dict]:
     "The whole lines of metrics.jsonl; a last one that was cut short is left out."
-    history = []
-    for line in (Path(folder) / "metrics.jsonl").read_text(encoding="utf8").splitlines():
+    path, history = Path(folder) / "metrics.jsonl", []
+    lines = path.read_text(encoding="utf8").splitlines()
+    for line in lines:
         try: history.append(json.loads(line))
         except ValueError: break
+    if len(history) < len(lines) - 1:
+        raise ValueError(f"Line {len(history) + 1} of {path} is damaged, and others come "
+                         "after it: mend the line, or take it out.")
     return history
 
 

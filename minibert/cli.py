@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import or_
@@ -22,11 +23,13 @@ from typing import Annotated, Any, Literal
 __all__ = ['WORDS', 'DESCRIPTION', 'COMMANDS', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Generate',
            'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify', 'look_for', 'default_options', 'parse',
            'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_parity',
-           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
+           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'Plain', 'plain',
+           'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 import tyro
 
+from .asking import check_learned
 from .compare import compare_with_hf, comparison_table
 from .core import (
     AtLeastZero, Count, Positive, Share, Text, Whole, check_fields, keep_freed_memory)
@@ -113,7 +116,7 @@ class Parity(Options):
     "Compare a checkpoint here with the same in transformers, part by part."
 
     checkpoint: tyro.conf.Positional[str]  # a folder, or a model's name on the hub
-    out: str | None = None  # a folder for the figures as JSON and a picture of one head
+    out: str | None = None  # a new folder for the figures as JSON and a picture
 
 # %% ../nbs/appendix/cli.ipynb #c9611970
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class Bench(Options):
     batch_size: Count = 32  # pairs in a step
     length: Count = 128  # tokens in a pair
     threads: Count | None = None  # in each process; None: all processors
-    out: str | None = None  # a JSON file; a bar chart goes beside it
+    out: str | None = None  # a new JSON file; a chart goes beside it
 
 # %% ../nbs/appendix/cli.ipynb #5882f43e
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Probe(Options):
 
     run: tyro.conf.Positional[str]  # a run's folder, or a model's name on the hub
     dataset: str | None = None  # a folder of CoNLL-U files; None: the stories
-    out: str | None = None  # a folder for the figures as JSON, and two pictures
+    out: str | None = None  # a new folder for the figures as JSON, and two pictures
     seeds: Count = 5  # probes of each kind
     last_piece: bool = False  # read each word's last piece beside its first
 
@@ -263,6 +266,7 @@ def run_evaluate(options: Evaluate) -> None:
 def run_fill_mask(options: FillMask) -> None:
     "Print the likeliest pieces, a line for every [MASK]."
     model = load_pretrained(options.run)
+    check_learned(model, options.run, "mlm")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     for answers in fill_mask(model, tokenizer, options.text, k=options.k):
         print("  ".join(f"{piece} {share:.1%}" for piece, share in answers))
@@ -271,6 +275,7 @@ def run_fill_mask(options: FillMask) -> None:
 def run_next_sentence(options: NextSentence) -> None:
     "Print how likely it is that b follows a."
     model = load_pretrained(options.run)
+    check_learned(model, options.run, "nsp")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     share = next_sentence(model, tokenizer, options.a, options.b)
     print(f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
@@ -388,18 +393,35 @@ def sigterm_stops() -> Iterator[None]:
     finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
+class Plain:
+    "A stream on which a character that steers a terminal is printed as its number."
+
+    def __init__(self, stream: Any): self.stream = stream
+
+    def __getattr__(self, name: str) -> Any: return getattr(self.stream, name)
+
+    def write(self, text: str) -> int: return self.stream.write(plain(text))
+
+
+def plain(text: str) -> str:
+    "The text with each control character, but tab and line end, as an escape."
+    escape = lambda found: found[0].encode("unicode_escape").decode()
+    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", escape, text)
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
     try:
         with sigterm_stops():
             options = parse(sys.argv[1:] if words is None else words)
-            return dict(COMMANDS.values())[type(options)](options) or 0
+            with redirect_stdout(Plain(sys.stdout)):
+                return dict(COMMANDS.values())[type(options)](options) or 0
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130
     except (ValueError, OSError, RuntimeError, ArithmeticError, ImportError) as problem:
         if os.environ.get("MINIBERT_DEBUG"): raise
-        print(f"minibert: {problem}", file=sys.stderr)
+        print(f"minibert: {plain(str(problem))}", file=sys.stderr)
         return 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .asking import encode_for
-from .core import write_whole
+from .core import check_free, write_whole
 from .files import find_checkpoint
 from .heads import BertForPreTraining
 from .tokenizer import WordPieceTokenizer
@@ -103,11 +102,12 @@ _TOLERANCE = 1e-5  # the largest difference in float32 that is called the same
 def compare_with_hf(
     name_or_folder: str | Path,
     texts: list[str] | None = None,  # two short ones where not given
-    out: str | Path | None = None,  # a folder for parity.json and parity.png
+    out: str | Path | None = None,  # a new folder for parity.json and parity.png
     **where,  # revision, cache_dir, local_files_only, as in load_pretrained
 ) -> dict:  # "parts": {part: {dtype: {"largest", "mean"}}}, "ids", "same", "verdict"
     "Open a checkpoint here and in transformers, and say how far each part differs."
     _transformers()
+    if out is not None: check_free(out)
     folder = find_checkpoint(name_or_folder, **where)
     ours = load_pretrained(folder)
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
@@ -171,11 +171,11 @@ def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]):  # both (S, S)
 
 # %% ../nbs/appendix/compare.ipynb #bb1c7a19
 def _write_comparison(result, ours, theirs, batch, tokenizer, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    from minibert.show import write_figure
+    out.mkdir(parents=True)
     ids = batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist()
     n = len(ids)
     a, b = (side["attention 1"][0, :n, 0, :n] for side in (ours, theirs))
     figure = _draw_head(a, b, [tokenizer.pieces[i] for i in ids])
-    figure.savefig(aside := out / ".parity.tmp.png")
-    os.replace(aside, out / "parity.png")
+    write_figure(figure, out / "parity.png")
     write_whole(out / "parity.json", json.dumps(result, indent=2) + "\n")
