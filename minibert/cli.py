@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
@@ -256,6 +256,7 @@ def run_evaluate(options: Evaluate) -> None:
         except FileNotFoundError as problem:
             raise FileNotFoundError(f"{problem} Another checkpoint is measured on a "
                                     "text that --dataset names.") from None
+        check_resumed(replace(run.options, out=None), run.folder)
     model = load_pretrained(options.run)
     if options.dataset is not None:
         run = with_text(options.run, model, options.dataset, options.name,

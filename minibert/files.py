@@ -78,8 +78,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"There is no {path}: the checkpoint is not whole.")
     try:
         path.open("rb").close()
-        if path.suffix == ".safetensors": return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors": state = load_file(path)
+        else: state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(f"{path} is damaged, or holds more than tensors and could run "
                          "code when opened: give a model.safetensors.") from None

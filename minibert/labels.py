@@ -122,6 +122,9 @@ def _check_widths(path: Path, names: list[str], rows: list[tuple]) -> None:
 def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     "Columns, the label names that are known, and the splits there are."
     if Path(dataset).suffix in (".csv", ".tsv") and Path(dataset).is_file():
+        if name is not None:
+            raise ValueError(f"--name {name} is the configuration of a data set, and "
+                             f"{dataset} is one table: leave --name out.")
         return (_read_csv(Path(dataset)) if split == "train" else {}), {}, ["train"]
     tables = load_table(dataset, name)
     if split not in tables: return {}, {}, list(tables)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .checkpoints import read_metrics
-from .core import write_whole
+from .core import check_free, write_whole
 from .corpus import Corpus
 from .head_scores import name_heads, score_heads
 from .heads import BertForPreTraining
@@ -211,9 +211,7 @@ def inspect(
     pair: str | None = None,  # a second sentence
 ) -> Path:  # the page
     "Draw all that a model shows of a text; refuses with a sentence what it cannot."
-    out = Path(out).resolve()
-    if out.exists():
-        raise FileExistsError(f"{out} is there already: give a new folder.")
+    out = check_free(out).resolve()
     model, tokenizer, notes = _open(run)
     reading = _readable(read_text(model, tokenizer, text, pair))
     aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")

@@ -416,9 +416,9 @@ def check_resumed(
         if now[name] != old:
             differs.append(f"--{name.replace('_', '-')} was {old} and is {now[name]}")
     if differs:
-        raise ValueError(f"A run goes on only as it began, and {folder} is asked for "
-                         f"something else ({'; '.join(differs)}): leave that out, undo "
-                         "what was changed in the folder, or start a new run.")
+        raise ValueError(f"A run goes on, and is measured, only as it began, and {folder} "
+                         f"is asked for something else ({'; '.join(differs)}): leave that "
+                         "out, undo what was changed in the folder, or start a new run.")
 
 # %% ../nbs/appendix/runs.ipynb #a1c5c538
 def go_on(
