@@ -245,6 +245,7 @@ class _Words(yaml.SafeLoader):
 
 def _read_mapping(path: str | Path) -> dict:
     "What stands in a YAML or JSON file; ValueError where it's no mapping."
+    if not str(path): raise ValueError("The name of the options' file is empty: give one.")
     if str(path).endswith(".json"): return read_json(path)
     try: given = yaml.load(read_text(path), _Words)  # a kind of safe_load
     except RecursionError: given = None
