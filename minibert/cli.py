@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 # %% auto #0
-__all__ = ['FUNCTIONS', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence',
-           'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect',
-           'run_runs', 'run_compare', 'sigterm_stops', 'main']
+__all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask',
+           'run_next_sentence', 'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe',
+           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
@@ -56,20 +56,21 @@ def run_pretrain(options: Pretrain) -> None:
         return print_found(options, asdict(options), as_yaml(options).rstrip("\n"))
     say(f"Opening {options.resume} ..." if options.resume else
         f"Reading {'the stories' if options.dataset == 'stories' else options.dataset} ...")
-    from minibert.core import keep_freed_memory
+    from minibert.core import going_on, keep_freed_memory
     from minibert.parallel import join_processes
     from minibert.report import (
         figure_rows, finish, meaning, say_how_long, say_start, what_it_learned)
     from minibert.runs import begin, go_on, train
     keep_freed_memory()
-    if options.resume is not None: run, model, seconds = go_on(options, options.resume)
-    else:
-        run, model = begin(options)
-        say_start(run)
-        if options.minutes is None and not options.quiet: say_how_long(run, model)
-        model, seconds = train(run, model)
-    if join_processes()[0]: return
-    summary = finish(model, seconds, run)
+    run, model = begin(options) if options.resume is None else (None, None)
+    with going_on("pretrain", options.resume or run.folder):
+        if run is None: run, model, seconds = go_on(options, options.resume)
+        else:
+            say_start(run)
+            if options.minutes is None and not options.quiet: say_how_long(run, model)
+            model, seconds = train(run, model)
+        if join_processes()[0]: return
+        summary = finish(model, seconds, run)
     rest = [] if options.quiet or options.json else [
         meaning(summary), what_it_learned(model, run), ""]
     more = [] if options.quiet else [
@@ -129,7 +130,7 @@ def run_next_sentence(options: NextSentence) -> None:
 
 def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
-    from minibert.gaps import fill_gaps
+    from minibert.gaps import write_answer
     from minibert.gpt import GPTForCausalLM, generate
     from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
@@ -143,8 +144,8 @@ def run_generate(options: Generate) -> None:
     tokenizer = open_tokenizer(options.run)
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     if isinstance(model, T5ForConditionalGeneration):
-        texts = [fill_gaps(model, tokenizer, options.text, options.tokens,
-                           seed=options.seed + sample, **how)
+        texts = [write_answer(model, tokenizer, options.text, options.tokens,
+                              seed=options.seed + sample, **how)
                  for sample in range(options.samples)]
         return print_found(options, dict(texts=texts), *texts)
     end = tokenizer.sep_id
@@ -179,7 +180,7 @@ def run_finetune(options: Finetune) -> None:
                          "--dataset, or go on with --resume and a folder.")
     say(f"Reading {options.dataset} ..." if options.resume is None else
         f"Opening {options.resume} ...")
-    from minibert.core import keep_freed_memory
+    from minibert.core import going_on, keep_freed_memory
     from minibert.finetune_runs import resume_finetuning
     from minibert.parallel import join_processes
     from minibert.report import accuracy_rows
@@ -189,7 +190,8 @@ def run_finetune(options: Finetune) -> None:
     else:
         folder = options.resume
         check_resumed(options, folder)
-        told = resume_finetuning(folder, progress=is_shown())
+        with going_on("finetune", folder):
+            told = resume_finetuning(folder, progress=is_shown())
     if join_processes()[0]: return
     ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
     more = "." if options.quiet else f". Ask it:\n  {ask}"
@@ -284,21 +286,41 @@ def sigterm_stops() -> Iterator[None]:
     finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
+EXPECTED = ValueError, OSError, RuntimeError, ArithmeticError, ImportError, MemoryError
+
+
+def silenced(code: int) -> int:
+    "The exit code, with nothing left to print into a pipe or a disk that refuses."
+    try: sys.stdout and sys.stdout.flush()
+    except OSError: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
+    for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
+        if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     try:
         with sigterm_stops():
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
             options = parse(words)
-            with shown(not options.quiet): return FUNCTIONS[type(options)](options) or 0
+            with shown(not options.quiet): code = FUNCTIONS[type(options)](options) or 0
+            if sys.stdout: sys.stdout.flush()
+            return code
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, RuntimeError, ArithmeticError, ImportError) as problem:
+    except BrokenPipeError: return silenced(130)  # whoever read us has gone
+    except Exception as problem:
         if os.environ.get("MINIBERT_DEBUG"): raise
-        print(f"minibert: {problem}", file=sys.stderr)
-        return 2
+        from minibert.core import in_words
+        said = in_words(problem)
+        if not isinstance(problem, EXPECTED):
+            said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "
+                    "please report it with what MINIBERT_DEBUG=1 shows.")
+        print(f"minibert: {said}", file=sys.stderr)
+        return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a
 if __name__ == "__main__" and "__file__" in globals(): sys.exit(main())

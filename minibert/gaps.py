@@ -5,50 +5,113 @@
 # %% ../nbs/appendix/gaps.ipynb #4d56b0cf
 from __future__ import annotations
 
+import re
+
 import torch
 
+from .other_tokenizers import FileTokenizer
 from .spans import SENTINELS, rebuild
 from .t5 import T5ForConditionalGeneration, generate_from
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['read_gaps', 'fill_gaps']
+__all__ = ['gap_ids', 'read_gaps', 'fill_gaps', 'named_gaps', 'answer_ids', 'write_answer']
 
 # %% ../nbs/appendix/gaps.ipynb #51d3a943
+def gap_ids(
+    tokenizer,  # a WordPieceTokenizer, or T5's own
+) -> list[int]:  # the first gap's first
+    "The ids that stand for gaps: behind a WordPiece vocabulary, or named in T5's own."
+    if "<extra_id_0>" in tokenizer.vocab:
+        top = tokenizer.vocab["<extra_id_0>"]
+        count = sum(f"<extra_id_{k}>" in tokenizer.vocab for k in range(SENTINELS))
+    elif isinstance(tokenizer, WordPieceTokenizer):
+        top, count = tokenizer.vocab_size + SENTINELS - 1, SENTINELS
+    else: raise ValueError("The tokenizer has no <extra_id_0> for a gap: give the model's own.")
+    return list(range(top, top - count, -1))
+
+
 def read_gaps(
-    tokenizer: WordPieceTokenizer,
+    tokenizer,  # a WordPieceTokenizer, or T5's own
     text: str,  # with a [MASK] for each gap
 ) -> list[int]:
     "A text with gaps as a T5 reads it; ValueError for one without, or with too many."
-    pieces, ids, gap = tokenizer.ids(text), [tokenizer.cls_id], tokenizer.vocab_size + SENTINELS
-    for left, piece in zip([None, *pieces], pieces):
-        if piece != tokenizer.mask_id: ids.append(piece)
-        elif left != piece: ids.append(gap := gap - 1)
-    gaps = tokenizer.vocab_size + SENTINELS - gap
-    if not gaps:
+    parts, sentinels = text.split("[MASK]"), gap_ids(tokenizer)
+    runs = [list(tokenizer.ids(part)) for part in parts]
+    inner = [run for run in runs[1:-1] if run]  # neighbours are one gap
+    if len(parts) < 2:
         raise ValueError(f"The text {text!r} has no gap: write [MASK] where the model is to "
                          "fill something in.")
-    if gaps > SENTINELS:
-        raise ValueError(f"The text has {gaps} gaps, and the model knows {SENTINELS}: ask "
-                         "for fewer at a time.")
-    return [*ids, tokenizer.sep_id]
+    if (gaps := len(inner) + 1) > len(sentinels):
+        raise ValueError(f"The text has {gaps} gaps, and the model knows {len(sentinels)}: "
+                         "ask for fewer at a time.")
+    ids = [tokenizer.cls_id] if hasattr(tokenizer, "cls_id") else []
+    for run, gap in zip([runs[0], *inner], sentinels): ids += [*run, gap]
+    return [*ids, *runs[-1], tokenizer.sep_id]
 
 # %% ../nbs/appendix/gaps.ipynb #db24fbff
 def fill_gaps(
     model: T5ForConditionalGeneration,
-    tokenizer: WordPieceTokenizer,
+    tokenizer,  # a WordPieceTokenizer, or T5's own
     text: str,  # with a [MASK] for each gap
     tokens: int = 100,  # that it writes, at most
     **how,  # temperature, top_k, top_p, seed: see `generate_from`
 ) -> str:
     "The text with what the model writes into its gaps; ValueError if it can't be asked."
-    V, ids = tokenizer.vocab_size, read_gaps(tokenizer, text)
-    if (known := model.config.vocab_size) != V + SENTINELS:
+    ids, sentinels = read_gaps(tokenizer, text), gap_ids(tokenizer)
+    top, known = sentinels[0], model.config.vocab_size
+    ours = isinstance(tokenizer, WordPieceTokenizer)
+    if known <= top or ours and known != top + 1:
         raise ValueError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
-                         f"sentinels are {V + SENTINELS:,}: give the model its own.")
-    past, written = min(i for i in ids if i >= V) - 1, []
+                         f"gaps are {top + 1:,}: give the model its own.")
+    past, written = {*sentinels} - {*ids}, []
     device = model.words.weight.device
     for token in generate_from(model, torch.tensor([ids], device=device), tokens, **how):
-        if V <= token.item() <= past: break
+        if token.item() in past: break
         written.append(token.item())
-    return tokenizer.decode(rebuild(ids, written, V + SENTINELS - 1, tokenizer.sep_id))
+    return tokenizer.decode(rebuild(ids, written, top, tokenizer.sep_id))
+
+# %% ../nbs/appendix/gaps.ipynb #0a4e411c
+def named_gaps(
+    tokenizer: FileTokenizer,
+    text: str,  # perhaps with a [MASK], or a <extra_id_0>, for each gap
+) -> list[int]:
+    "A text as a T5 from elsewhere reads it; ValueError for none, or for too many gaps."
+    if not text.strip(): raise ValueError("There is no text to answer: give some words.")
+    first, *between = re.split(r"\[MASK\](?:\s*\[MASK\])*", text)
+    if len(between) > (known := len(tokenizer.sentinels)):
+        raise ValueError(f"The text has {len(between)} gaps, and the model knows {known}: "
+                         "ask for fewer at a time.")
+    marked = [tokenizer.pieces[gap] + part
+              for gap, part in zip(tokenizer.sentinels, between)]
+    return [*tokenizer.ids(first + "".join(marked)), tokenizer.sep_id]
+
+
+def answer_ids(tokenizer: WordPieceTokenizer | FileTokenizer, text: str) -> list[int]:
+    "A text as any T5 reads it, with gaps or without."
+    if isinstance(tokenizer, FileTokenizer): return named_gaps(tokenizer, text)
+    if "[MASK]" in text: return read_gaps(tokenizer, text)
+    return [tokenizer.cls_id, *tokenizer.ids(text), tokenizer.sep_id]
+
+
+def write_answer(
+    model: T5ForConditionalGeneration,
+    tokenizer: WordPieceTokenizer | FileTokenizer,
+    text: str,
+    tokens: int = 100,  # that it writes, at most
+    **how,  # temperature, top_k, top_p, seed: see `generate_from`
+) -> str:
+    "What a T5 makes of a text: its gaps filled, or where it has none, the answer."
+    if not isinstance(tokenizer, FileTokenizer):
+        return fill_gaps(model, tokenizer, text, tokens, **how)
+    ids, gap, found = named_gaps(tokenizer, text), None, {None: []}
+    gaps = [i for i in ids if i in tokenizer.sentinels]
+    asked = torch.tensor([ids], device=model.words.weight.device)
+    for token in generate_from(model, asked, tokens, **how):
+        if gaps and (token := token.item()) in tokenizer.sentinels:
+            if token not in gaps: break  # past the last one that was asked for
+            gap = token
+        found.setdefault(gap, []).append(int(token))
+    if not gaps: return tokenizer.decode(found[None])
+    return tokenizer.decode([i for old in ids for i in (
+        found.get(old, []) if old in gaps else [old])])

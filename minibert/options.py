@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from .core import AtLeastZero, Count, Name, Positive, Share, Whole, check_fields
+from .core import (
+    AtLeastZero, Batch, Bounds, Count, Name, Positive, Share, Whole, check_fields)
 from .kinds import KINDS
 from .recipe import (
     BACKENDS, RECIPES, FinetuneConfig, PretrainOptions, read_options, unmade)
@@ -130,13 +131,18 @@ class Bench(Options):
     "Time training steps here and in Hugging Face's library, in turn, side by side."
 
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = None  # None: four
-    vocab_size: Count = 8192  # with --size
+    vocab_size: _Vocabulary = 8192  # with --size
     minutes: Positive = 6.5  # about so long in all
     rounds: Count = 15  # steps of each peer at most
-    batch_size: Count = 32  # pairs in a step
-    length: Count = 128  # tokens in a pair
-    threads: Count | None = None  # in each process; None: all processors
+    batch_size: Batch = 32  # pairs in a step
+    length: _Length = 128  # tokens in a pair
+    threads: _Threads | None = None  # in each process; None: all processors
     out: Name | None = None  # a JSON file; a bar chart goes beside it
+
+
+_Vocabulary = Annotated[int, Bounds(6, 1 << 24, words="a whole number from 6 to 16,777,216")]
+_Length = Annotated[int, Bounds(5, 512, words="a whole number from 5 to 512")]
+_Threads = Annotated[int, Bounds(1, 1024, words="a whole number from 1 to 1,024")]
 
 # %% ../nbs/appendix/options.ipynb #5882f43e
 @dataclass(frozen=True)

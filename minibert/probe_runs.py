@@ -199,10 +199,10 @@ def run_probe(
     "Probe a checkpoint for parts of speech, and on the stories for people's roles."
     if seeds < 1 or count < 100:
         raise ValueError(f"seeds is {seeds} and count {count}: give 1 and 100 or more.")
+    bert = load_encoder(run).float()
     tokenizer = WordPieceTokenizer.from_pretrained(run)
     parts = None if dataset else [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
-    bert = load_encoder(run).float()
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
     if parts: result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
     if out: _write(result, Path(out))

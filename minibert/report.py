@@ -17,7 +17,7 @@ from torch import nn
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
 from .checkpoints import read_metrics
-from .core import seeded, write_whole
+from .core import naming, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate, evaluate_pretraining
@@ -36,7 +36,8 @@ from .weights import save_pretrained
 # %% auto #0
 __all__ = ['WRITERS', 'QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs',
            'measure_windows', 'measure_spans', 'with_text', 'figure_rows', 'figures', 'meaning', 'accuracy_rows',
-           'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves', 'finish']
+           'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves',
+           'check_diverged', 'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
@@ -306,12 +307,26 @@ def draw_curves(lines: list[dict], summary: dict):
     return show_curves(curves, lines=base, alt=alt)
 
 # %% ../nbs/appendix/report.ipynb #83b5bfd3
+def check_diverged(lines: list[dict]) -> None:
+    "FloatingPointError where the loss ended far above that of the first line."
+    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    first, last = (list(losses.values())[k] for k in (0, -1)) if losses else (0, 0)
+    if last <= 2 * first: return
+    step = next(step for step, loss in losses.items() if loss > 2 * first)
+    raise FloatingPointError(
+        f"The training diverged at step {step}, from a loss of {first:.4g} to {last:.4g} in "
+        "the end: start a new run with a lower learning rate, or a longer warm-up.")
+
+
 def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
     say("Measuring on held-out text ...")
-    model = model.cpu()
+    model, lines = model.cpu(), read_metrics(run.folder)
+    check_diverged(lines)
     save_pretrained(model, run.tokenizer, run.folder)
     summary = measure(model, run) | dict(train_seconds=seconds)
-    draw_curves(read_metrics(run.folder), summary).savefig(run.folder / "curves.png")
+    if lines:
+        with naming(run.folder / "curves.png"):
+            draw_curves(lines, summary).savefig(run.folder / "curves.png")
     write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

@@ -21,7 +21,7 @@ from torch import nn
 from .callbacks import Callback, TensorBoard
 from .checkpoints import list_checkpoints, only_run_in, seconds_trained
 from .config_files import config_text
-from .core import choose_precision, seeded, write_whole
+from .core import choose_precision, going_on, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .evaluation import evaluate
@@ -120,8 +120,16 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
     if not (folder / "run.yaml").exists():
         raise FileNotFoundError(f"{folder} is not the folder of a run: give one that "
                                 "minibert pretrain made.")
-    options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
-    _, _, config = read_kind(folder)
+    path = folder / "run.yaml"
+    options = PretrainOptions(**read_options(path, PretrainOptions, whole=True))
+    kind, _, config = read_kind(folder)
+    if kind not in KINDS[options.model].architectures:
+        raise ValueError(f"In {path}, model is {options.model}, and config.json beside it "
+                         f"describes a {kind}: copy both again.")
+    room = getattr(config, "max_position_embeddings", options.length)
+    if options.length > room:
+        raise ValueError(f"In {path}, length is {options.length}, and config.json beside it "
+                         f"describes a model that reads {room}: copy both again.")
     tokenizer = open_tokenizer(folder)
     texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
     return Run(folder, options, config, tokenizer, *texts)
@@ -422,8 +430,10 @@ def tune(options: dict) -> tuple[Path, dict]:  # the new folder, the figures
     while True:
         chosen = first_alone(number)
         folder = Path(f"runs/{chosen}" if own["out"] is None else own["out"])
-        try: return folder, run_finetuning(
-            FinetuneConfig(**own | dict(out=str(folder))), progress=is_shown())
+        config = FinetuneConfig(**own | dict(out=str(folder)))
+        try:
+            with going_on("finetune", folder):
+                return folder, run_finetuning(config, progress=is_shown())
         except FileExistsError:
             if folder == tried: raise
             tried = folder

@@ -145,10 +145,12 @@ class Spans:
         self.seed, self.sizes = seed, (density, mean_span)
         self.row, self.raw = Joined(corpus, tokenizer.cls_id), raw_length(length, *self.sizes)
         self.vocab_size = tokenizer.vocab_size + SENTINELS  # V of the model
-        if self.raw > len(self.row) or span_sizes(self.raw, *self.sizes)[1] > SENTINELS:
+        gaps = span_sizes(self.raw, *self.sizes)[1]
+        if self.raw > len(self.row) or gaps > SENTINELS:
             raise ValueError(
-                f"Inputs of {length} need {self.raw} tokens of text and up to {SENTINELS} gaps, "
-                f"and the text has {len(self.row)} tokens: give more text, or a smaller length.")
+                f"Inputs of {length} need {self.raw} tokens of text with {gaps} gaps, and there "
+                f"are {len(self.row)} tokens and {SENTINELS} sentinels: give more text, or a "
+                "smaller length.")
 
     @property
     def info(self) -> dict:
