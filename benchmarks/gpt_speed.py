@@ -187,7 +187,7 @@ def main():
             write_whole(OUT, json.dumps(found, indent=1) + "\n")
     if given.only != "training":
         found["writing"] = []
-        for size, rows, rounds in (("tiny", 1, 2), ("mini", 1, 2), ("small", 1, 1)):
+        for size, rows, rounds in (("tiny", 1, 2), ("mini", 1, 2), ("mini", 4, 1), ("small", 1, 1)):
             found["writing"].append(writing(size, 8192, rows, rounds))
             print(json.dumps(found["writing"][-1]), flush=True)
     write_whole(OUT, json.dumps(found, indent=1) + "\n")

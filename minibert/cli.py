@@ -27,7 +27,7 @@ from .kinds import KINDS, check_backend, check_kind
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
-from .progress import print_table, say, shown
+from .progress import is_shown, print_table, say, shown
 from .recipe import as_yaml, read_objectives
 
 # %% ../nbs/appendix/cli.ipynb #836d1feb
@@ -190,7 +190,8 @@ def run_finetune(options: Finetune) -> None:
     else:
         folder = options.resume
         check_resumed(options, folder)
-        with going_on("finetune", folder): told = resume_finetuning(folder)
+        with going_on("finetune", folder):
+            told = resume_finetuning(folder, progress=is_shown())
     if join_processes()[0]: return
     ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
     more = "." if options.quiet else f". Ask it:\n  {ask}"

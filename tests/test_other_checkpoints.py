@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
 import tokenizers as tk
@@ -278,7 +279,7 @@ def test_a_t5_answers_and_fills_gaps(hub, kind):
     tokenizer, names = open_tokenizer(home / kind), [f"<extra_id_{n}>" for n in range(100)]
     said, _ = call("generate", home / kind, "summarize: anna lost her ball.", "--tokens", 15, "--temperature", 0)
     ids = torch.tensor([[*tokenizer.ids("summarize: anna lost her ball."), 1]])
-    theirs = models[kind].generate(ids, max_new_tokens=15, do_sample=False, num_beams=1)
+    theirs = models[kind].generate(ids, max_new_tokens=15, do_sample=False, use_cache=False)
     assert said == tokenizer.decode(theirs[0].tolist()) + "\n"
     assert [tokenizer.pieces[gap] for gap in tokenizer.sentinels] == names
     a, b = (call("generate", home / kind, text, "--tokens", 15, "--seed", 1)[0] for text in (
@@ -308,14 +309,15 @@ def test_pretraining_goes_on_from_a_gpt2(hub, tmp_path):
     assert "bits_per_byte" in call("evaluate", tmp_path / "run")[0]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "distilgpt2", "t5-small"])
+@pytest.mark.parametrize("kind", ["gpt2", "distilgpt2", "t5-small", "t5-v1_1-small"])
 def test_parity_of_a_checkpoint_from_elsewhere(hub, tmp_path, kind):
     said, _ = call("parity", hub[0] / kind, "--out", tmp_path / "out")
     result = json.loads((tmp_path / "out/parity.json").read_text())
     assert result["same"] and result["written"] and result["largest"]["float64"] < 1e-12 and "agree" in said
     stacks = [""] if "gpt" in kind else ["encoder ", "decoder "]
     wanted = [f"{stack}{part}" for stack in stacks for part in ("embeddings", "attention 1", "layer 1", "attention 2", "layer 2")]
-    assert {*wanted, "logits", "loss"} | (set() if "gpt" in kind else {"cross attention 1", "cross attention 2"}) == set(result["parts"])
+    assert {*wanted, "logits", "loss"} | (set() if "gpt" in kind else {"cross attention 1", "cross attention 2"}) <= set(result["parts"])
+    assert ("were not compared" in said) == (kind == "t5-v1_1-small" and find_spec("sentencepiece") is None)
     assert (tmp_path / "out/parity.png").read_bytes()[:4] == b"\x89PNG" and all(part in said for part in wanted)
 
 
@@ -389,6 +391,7 @@ def test_tinystories_stream_as_the_hub_keeps_them(shared_data, tmp_path):
 def test_real_checkpoints_agree(name, tmp_path):
     said, _ = call("parity", name, "--out", tmp_path)
     assert "agree" in said
+    if name == "google/t5-v1_1-small": pytest.importorskip("sentencepiece")
     ours, theirs = open_tokenizer(name), hf.AutoTokenizer.from_pretrained(name)
     for text in HARD + TEXTS[:10]: assert ours.ids(text) == theirs(text, add_special_tokens=False)["input_ids"]
 
