@@ -5,6 +5,7 @@
 # %% ../nbs/appendix/side_by_side.ipynb #6addb442
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from .windows import Joined
 
 # %% auto #0
 __all__ = ['FACTS', 'read_by_bert', 'Masked', 'masked_losses_of_bert', 'masked_losses_of_t5', 'Fact', 'story_facts',
-           'story_texts', 'ask_bert', 'ask_gpt', 'ask_t5', 'facts_right']
+           'story_texts', 'ask_bert', 'ask_gpt', 'ask_t5', 'facts_right', 'side_table']
 
 # %% ../nbs/appendix/side_by_side.ipynb #6e8045b2
 def read_by_bert(
@@ -197,3 +198,41 @@ def facts_right(
     return {kind: dict(zip(("n", "right", "commonest", "left_best"), (
         len(rows), *(sum(column) / len(rows) for column in zip(*rows)))))
         for kind, rows in told.items() if rows}
+
+# %% ../nbs/appendix/side_by_side.ipynb #46b0b679
+def side_table(result: dict) -> str:
+    "What `benchmarks/three.py` found, as a table: means over the seeds of each kind."
+    kinds, base = ("bert", "gpt", "t5"), result["baselines"]
+    runs = {kind: [run for run in result["runs"] if run["kind"] == kind] for kind in kinds}
+    def mean(kind, *names):
+        values = runs[kind]
+        for name in names: values = [value.get(name) for value in values]
+        return None if None in values or not values else sum(values) / len(values)
+    def line(name, values, form, beside=""):
+        shown = ("" if value is None else format(value, form) for value in values)
+        return "{:34}{:>9}{:>9}{:>9}   {}".format(name, *shown, beside).rstrip()
+    def costs(name, scale=1.0): return [result["cost"][kind][name] * scale for kind in kinds]
+    def means(*names): return [mean(kind, *names) for kind in kinds]
+    hidden, window = base["masked"], base["windows"]
+    per_byte = base["tokens"] / math.log(2) / base["bytes"]
+    lines = [
+        "{:34}{:>9}{:>9}{:>9}   {}".format("", "BERT", "GPT", "T5", "without a model"),
+        line("positions of one text", costs("positions"), ".0f"),
+        line("share of them that teach", costs("teach"), ".0%"),
+        line("million operations a position", costs("flops", 1e-6), ".1f"),
+        line("microseconds a position", costs("microseconds"), ".0f"),
+        line("nats for a hidden token", means("masked_loss"), ".2f",
+             f"unigram {hidden['unigram_loss']:.2f}, bigram {hidden['bigram_loss']:.2f}, "
+             f"chance {base['chance']:.2f}"),
+        line("the same, BERT's own masks", means("own_loss"), ".2f"),
+        line("hidden tokens, right", means("masked_accuracy"), ".1%",
+             f"unigram {hidden['unigram_accuracy']:.1%}, bigram {hidden['bigram_accuracy']:.1%}"),
+        line("bits per byte", means("bits_per_byte"), ".3f",
+             f"best {base['best_loss'] * per_byte:.3f}, xz {base['xz']:.3f}, bigram "
+             f"{window['bigram_loss'] * per_byte:.3f}, chance {base['chance'] * per_byte:.3f}")]
+    for kind in FACTS:
+        about = result["runs"][0]["facts"][kind]
+        lines.append(line(f"facts: {kind}", means("facts", kind, "right"), ".1%",
+                          f"commonest {about['commonest']:.1%}, best from the left "
+                          f"{about['left_best']:.1%}"))
+    return "\n".join(lines)
