@@ -88,13 +88,23 @@ def figures(kind: str, model, tokenizer, train: Corpus, val: Corpus) -> dict:
     if kind == "gpt":
         report = evaluate(model, Windows(val, tokenizer, RAW))
         told |= {name: report[name] for name in ("clm_loss", "clm_accuracy", "bits_per_byte")}
-    else: told |= dict(masked_loss=loss.mean().item(), masked_accuracy=right.double().mean().item(), masked_tokens=len(loss))
+    if kind == "bert": told["own_loss"] = own_loss(model, tokenizer, val)
+    if kind != "gpt": told |= dict(masked_loss=loss.mean().item(), masked_accuracy=right.double().mean().item(), masked_tokens=len(loss))
     text, facts = asked_facts(tokenizer, val)
     places = torch.tensor([fact.place for fact in facts])
     scores = ASK[kind](model, tokenizer, story_texts(Spans(val, tokenizer, 64).row if kind != "gpt" else Windows(val, tokenizer, RAW).row,
                                                      facts, RAW), places)
     counts = np.bincount(train.ids, minlength=tokenizer.vocab_size)
     return told | dict(facts=facts_right(scores, facts, text, tokenizer, counts))
+
+
+def own_loss(model, tokenizer, val: Corpus) -> float:
+    "What BERT pays for masks as it learned with: single tokens, some of them shown."
+    masked, losses = Masked(val, tokenizer, RAW + 2, seed=VAL_SEED), []
+    model.eval()
+    with torch.no_grad():
+        for step in range(15): losses.append(model(**masked.batch(step, BATCH)).loss.item())
+    return float(np.mean(losses))
 
 
 def asked_facts(tokenizer, val: Corpus) -> tuple[list, list]:
@@ -157,10 +167,14 @@ def baselines(tokenizer, text: Corpus, val: Corpus) -> dict:
 
 
 def gather(work: Path, out: Path) -> None:
-    "All runs, baselines and costs in one file."
+    "All runs, measured once more, baselines and costs in one file."
     torch.set_num_threads(1)
     tokenizer, text, val = open_texts()
     lines = [json.loads(path.read_text()) for path in sorted(work.glob("*.json"))]
+    for line in lines:
+        model = fresh(line["kind"], tokenizer, 0)
+        model.load_state_dict(torch.load(work / f"{line['kind']}-{line['seed']}.pt", weights_only=True))
+        line |= figures(line["kind"], model, tokenizer, text, val)
     result = dict(
         machine=f"{platform.machine()}, one thread a run, {choose_precision('auto')}, torch {torch.__version__}",
         pieces=tokenizer.vocab_size, texts=[text.n_documents, val.n_documents], raw=RAW, batch_size=BATCH,

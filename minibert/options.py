@@ -386,7 +386,7 @@ def help_for(command: str, options: Any) -> str:
     for name, entries in groups.items():
         lines += ["", f"{name}:"]
         for flag, said in entries:
-            first = f"  {flag:26}" if len(flag) < 26 else f"  {flag}\n{'':28}"
+            first = f"  {flag:26}" if len(flag) < 25 else f"  {flag}\n{'':28}"
             folded = textwrap.wrap(said, max(width - 28, 30))
             lines.append(first + f"\n{'':28}".join(folded))
     switched = [flag for _, entries in groups.items() for flag, _ in entries

@@ -47,6 +47,9 @@ def clock_at(seconds: float, now: datetime | None = None) -> str:
     return then.strftime("%H:%M" if then.date() == now.date() else "%a %H:%M")
 
 # %% ../nbs/appendix/progress.ipynb #92d362dc
+_LONG = 30 * 86_400  # seconds; nobody believes a longer forecast
+
+
 class Progress:
     "How far a training is: a bar in a terminal, elsewhere a line at each `tell`."
 
@@ -69,13 +72,13 @@ class Progress:
         "Show some figures of this step, the rate, and when all steps will be done."
         if not self.show: return
         rate = (self.done - self.first) / max(time.monotonic() - self.began, 1e-9)
-        until = f"done at {clock_at((self.total - self.done) / max(rate, 1e-9))}"
+        left = (self.total - self.done) / rate if rate else 0
+        until = f", done at {clock_at(left)}" if 0 < left < _LONG else ""
         told = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         if not self.bar.disable:
-            self.bar.set_postfix_str(f"{told}, {until}")
+            self.bar.set_postfix_str(f"{told}{until}")
             return
-        print(f"step {self.done:,} of {self.total:,}: {told}; {rate:.3g} steps/s"
-              + ("" if self.done == self.total else f", {until}"),
+        print(f"step {self.done:,} of {self.total:,}: {told}; {rate:.3g} steps/s{until}",
               file=sys.stderr, flush=True)
 
     def __enter__(self) -> Progress: return self

@@ -346,13 +346,14 @@ def train_by_hand(
     from minibert.numpy_bert.training import pretrain_numpy
     steps = training.steps
     bar = Progress(steps, show=is_shown())
-    shows = Callback(lambda lines: bar.tell(
-        {name: lines[-1][f"{name}_loss"] for name in ("mlm", "nsp")}))
+    def show(lines: list[dict]) -> None:
+        bar.update(lines[-1]["step"] - bar.done)
+        bar.tell({name: lines[-1][f"{name}_loss"] for name in ("mlm", "nsp")})
     with only_run_in(folder), bar, asked_to_stop() as asked:
         counted, params = _Counted(sampler, bar, asked), numpy_weights(model)
         try: pretrain_numpy(
                 model.config, counted, training, folder, params=params,
-                callbacks=[*callbacks, shows])
+                callbacks=[*callbacks, Callback(show)])
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"Stopped before step {bar.done + 1} of {steps}: the weights are saved in "

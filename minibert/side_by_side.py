@@ -217,13 +217,14 @@ def side_table(result: dict) -> str:
     per_byte = base["tokens"] / math.log(2) / base["bytes"]
     lines = [
         "{:34}{:>9}{:>9}{:>9}   {}".format("", "BERT", "GPT", "T5", "without a model"),
-        line("positions of one text", costs("positions"), "d"),
+        line("positions of one text", costs("positions"), ".0f"),
         line("share of them that teach", costs("teach"), ".0%"),
         line("million operations a position", costs("flops", 1e-6), ".1f"),
         line("microseconds a position", costs("microseconds"), ".0f"),
         line("nats for a hidden token", means("masked_loss"), ".2f",
              f"unigram {hidden['unigram_loss']:.2f}, bigram {hidden['bigram_loss']:.2f}, "
              f"chance {base['chance']:.2f}"),
+        line("the same, BERT's own masks", means("own_loss"), ".2f"),
         line("hidden tokens, right", means("masked_accuracy"), ".1%",
              f"unigram {hidden['unigram_accuracy']:.1%}, bigram {hidden['bigram_accuracy']:.1%}"),
         line("bits per byte", means("bits_per_byte"), ".3f",

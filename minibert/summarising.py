@@ -116,7 +116,7 @@ def text_config(
                     decoder_start_token_id=pad, eos_token_id=tokenizer.sep_id,
                     **small | sizes)
 
-# %% ../nbs/appendix/summarising.ipynb #448aba8b
+# %% ../nbs/appendix/summarising.ipynb #a8f0c3d1
 def _check_pairs(pairs: Sequence[tuple[str, str]], length: int) -> None:
     "Refuse what nothing can be learned from: a ValueError says why."
     if not pairs: raise ValueError("There is no pair: give a text and its summary, or more.")
@@ -131,7 +131,7 @@ def _stack(rows: list[list[int]], filler: int) -> Tensor:  # (B, the longest)
     longest = max(map(len, rows))
     return torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
 
-
+# %% ../nbs/appendix/summarising.ipynb #448aba8b
 class TextPairs:
     "Texts and what is to be written about them; each batch is a function of (seed, step)."
 

@@ -61,7 +61,7 @@ def test_bad_sources_get_one_sentence(tmp_path):
     (tmp_path / "latin.txt").write_bytes("Café.".encode("latin-1"))
     (tmp_path / "late.txt").write_bytes(b"word. Word.\n\n" * 100_000 + b"\xff")
     (tmp_path / "nothing").mkdir()
-    for name, said in (("empty.txt", "empty"), ("latin.txt", "UTF-8"), ("nothing", "There is no file or folder"), ("no/such/place", "There is no file or folder")):
+    for name, said in (("empty.txt", "empty"), ("latin.txt", "UTF-8"), ("nothing", "could not be loaded"), ("no/such/place", "There is no file or folder")):
         with pytest.raises(ValueError, match=said) as error: load_documents(tmp_path / name)
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="UTF-8"): list(load_documents(tmp_path / "late.txt"))
