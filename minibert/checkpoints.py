@@ -69,13 +69,13 @@ def read_state(
     try:
         state = read_json(checkpoint / "state.json", _STATE, tuple(_STATE))
         check_values(state["about"], _PARTS, "about.")
+        check_sum(checkpoint / "state.json")
         if state["step"] != int(checkpoint.name):
             raise ValueError(f"step is {state['step']}, and the folder says "
                              f"{int(checkpoint.name)}")
     except (OSError, ValueError) as problem:
         raise ValueError(f"The checkpoint {checkpoint} is damaged: its state.json "
                          f"cannot be read ({problem}).") from None
-    check_sum(checkpoint / "state.json")
     return {name: state[name] for name in _STATE}
 
 

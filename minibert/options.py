@@ -36,7 +36,8 @@ __all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'O
 _Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
 _Run = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Asked = Annotated[Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-_Text = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Text = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Any = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
 _Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
 
 
@@ -98,7 +99,7 @@ class Generate(Options):
     "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
 
     run: _Run  # a run's folder, or a model's name on the hub
-    text: _Text  # what it continues, "" for a new one, or fills
+    text: _Any  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens
@@ -163,7 +164,7 @@ class Inspect(Options):
     run: _Run  # a run's folder, or a model's name on the hub
     text: _Text  # a [MASK] in it is guessed layer by layer
     out: Name  # a new folder for the pictures and index.html
-    pair: str | None = None  # a second sentence
+    pair: Name | None = None  # a second sentence
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class Classify(Options):
 
     run: _Run  # a folder that finetune made, or a model's name
     text: _Text  # the text
-    pair: str | None = None  # the second text, for tasks about two
+    pair: Name | None = None  # the second text, for tasks about two
 
 # %% ../nbs/appendix/options.ipynb #c620d907
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Runs(Options):
     "List the runs in a folder: what they are, how far they are, how good."
 
     folder: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"  # of runs
+        Name, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"  # of runs
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Compare(Options):
 
     a: Annotated[_Run, tyro.conf.arg(metavar="A")]  # a run's folder
     b: Annotated[_Run, tyro.conf.arg(metavar="B")]  # another run's folder
-    out: str | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
+    out: Name | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
 
 # %% ../nbs/appendix/options.ipynb #037c376b
 DESCRIPTION = """BERT from scratch, from the command line. Options may also stand in a

@@ -256,7 +256,7 @@ def test_a_damaged_line_of_metrics_loses_no_others(run, tmp_path):
     twin = copy(run, tmp_path / "run")
     lines = (twin / "metrics.jsonl").read_text().splitlines(keepends=True)
     (twin / "metrics.jsonl").write_text("{damaged\n" + "".join(lines[1:]))
-    assert "Line 1 of run/metrics.jsonl" in leaves_nothing("pretrain", "--resume", "run", cwd=tmp_path)
+    assert "run/metrics.jsonl, line 1" in leaves_nothing("pretrain", "--resume", "run", cwd=tmp_path)
     (twin / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:9])  # cut short: the step is taken again
     shutil.rmtree(twin / "checkpoints")
     (twin / "model.safetensors").unlink()
