@@ -34,7 +34,7 @@ from torch import nn
 
 from .config import BertConfig
 from .core import (
-    fast_bfloat16, follow_parent, keep_freed_memory, seeded, write_whole)
+    deaf_children, fast_bfloat16, follow_parent, keep_freed_memory, seeded, write_whole)
 from .corpus import Corpus
 from .documents import load_documents
 from .heads import BertForPreTraining
@@ -279,8 +279,9 @@ def _workers(
     with ExitStack() as stack:
         for name in peers:
             pools[name] = stack.enter_context(ProcessPoolExecutor(1, context))
-        ready = {name: pools[name].submit(prepare, peer, *settings)
-                 for name, peer in peers.items()}
+        with deaf_children():
+            ready = {name: pools[name].submit(prepare, peer, *settings)
+                     for name, peer in peers.items()}
         for name, future in ready.items(): _answer(name, future)
         try: yield pools
         finally:

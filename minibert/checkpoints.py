@@ -67,7 +67,7 @@ def read_state(
     "What a checkpoint says of itself; ValueError where that cannot be read."
     try:
         state = read_json(checkpoint / "state.json", _STATE, tuple(_STATE))
-        check_values(state["about"], dict.fromkeys(state["about"], dict), "about.")
+        check_values(state["about"], _PARTS, "about.")
         if state["step"] != int(checkpoint.name):
             raise ValueError(f"step is {state['step']}, and the folder says "
                              f"{int(checkpoint.name)}")
@@ -77,6 +77,7 @@ def read_state(
                          f"cannot be read ({problem}).") from None
 
 
+_PARTS = dict.fromkeys(("model", "examples", "training"), dict)
 _STATE = dict(step=Count, seconds=AtLeastZero, sha256=dict, about=dict, measured=dict)
 
 # %% ../nbs/appendix/checkpoints.ipynb #9426b59b
@@ -125,14 +126,16 @@ def save_checkpoint(
     aside = final.with_name(f".{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    write_model(model, aside)
-    write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
-    sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in aside.iterdir()}
-    state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
-                 measured=measured or {})
-    write_whole(aside / "state.json", json.dumps(state, indent=1))
-    if final.exists(): shutil.rmtree(final)
-    os.replace(aside, final)
+    try:
+        write_model(model, aside)
+        write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
+        sums = {f.name: sha256(f.read_bytes()).hexdigest() for f in aside.iterdir()}
+        state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
+                     measured=measured or {})
+        write_whole(aside / "state.json", json.dumps(state, indent=1))
+        if final.exists(): shutil.rmtree(final)
+        os.replace(aside, final)
+    finally: shutil.rmtree(aside, ignore_errors=True)
     every = list_checkpoints(folder)
     stay = every[-keep:] + _best_first(every)[:1]
     for old in every:

@@ -7,56 +7,82 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 # %% auto #0
-__all__ = ['RUNS', 'run_pretrain', 'run_evaluate', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_parity',
-           'run_finetune', 'run_classify', 'run_bench', 'run_probe', 'run_inspect', 'sigterm_stops', 'main']
+__all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask',
+           'run_next_sentence', 'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe',
+           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
+from . import __version__
 from .kinds import KINDS, check_backend, check_kind
 from .options import (
-    Bench, Classify, Evaluate, FillMask, Finetune, Generate, Inspect, NextSentence,
-    Parity, Pretrain, Probe, parse)
+    Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
+    NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
+from .progress import is_shown, print_table, say, shown
 from .recipe import as_yaml, read_objectives
 
+# %% ../nbs/appendix/cli.ipynb #836d1feb
+def print_found(options: Output, found: dict, *words: str | list) -> None:
+    "Print what was found: as JSON where it is asked for, else text and tables."
+    if options.json: return print(json.dumps(found, indent=2, ensure_ascii=False))
+    for part in words:
+        if isinstance(part, str): print(part)
+        else: print_table(part)
+
 # %% ../nbs/appendix/cli.ipynb #6e6ab957
+def ask_more(summary: dict, kind: str, folder: Any) -> str:
+    "A command that asks a new model something, to be copied into the shell."
+    place = shlex.quote(str(folder))
+    if ask := KINDS[kind].ask: return f"minibert {ask.format(place)}"
+    if "mlm_loss" in summary: return f'minibert fill-mask {place} "the [MASK] was red ."'
+    return f'minibert next-sentence {place} "Tom was hungry." "He ate."'
+
+
 def run_pretrain(options: Pretrain) -> None:
     "From texts to a trained, measured and saved model."
     check_backend(options)
     check_kind(options)
     if options.model == "bert": read_objectives(options.objectives)
-    if options.print_config: return print(as_yaml(options), end="")
-    from minibert.core import keep_freed_memory
+    if options.print_config:
+        return print_found(options, asdict(options), as_yaml(options).rstrip("\n"))
+    say(f"Opening {options.resume} ..." if options.resume else
+        f"Reading {'the stories' if options.dataset == 'stories' else options.dataset} ...")
+    from minibert.core import going_on, keep_freed_memory
     from minibert.parallel import join_processes
     from minibert.report import (
-        figures, finish, say_how_long, say_start, what_it_learned)
+        figure_rows, finish, meaning, say_how_long, say_start, what_it_learned)
     from minibert.runs import begin, go_on, train
     keep_freed_memory()
-    if options.resume is not None: run, model, seconds = go_on(options, options.resume)
-    else:
-        run, model = begin(options)
-        say_start(run)
-        if options.minutes is None: say_how_long(run, model)
-        model, seconds = train(run, model)
-    if join_processes()[0]: return
-    summary = finish(model, seconds, run)
-    print(f"\n{figures(summary)}\n{what_it_learned(model, run)}\n\n"
-          f"Saved in {run.folder}. Ask it more:")
-    if ask := KINDS[options.model].ask: print(f"  minibert {ask.format(run.folder)}")
-    elif "mlm_loss" in summary:
-        print(f'  minibert fill-mask {run.folder} "the [MASK] was red ."')
-    else: print(f'  minibert next-sentence {run.folder} "Tom was hungry." "He ate."')
+    run, model = begin(options) if options.resume is None else (None, None)
+    with going_on("pretrain", options.resume or run.folder):
+        if run is None: run, model, seconds = go_on(options, options.resume)
+        else:
+            say_start(run)
+            if options.minutes is None and not options.quiet: say_how_long(run, model)
+            model, seconds = train(run, model)
+        if join_processes()[0]: return
+        summary = finish(model, seconds, run)
+    rest = [] if options.quiet or options.json else [
+        meaning(summary), what_it_learned(model, run), ""]
+    more = [] if options.quiet else [
+        f"  {ask_more(summary, options.model, run.folder)}"]
+    print_found(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,
+                f"Saved in {run.folder}." + (" Ask it more:" if more else ""), *more)
 
 # %% ../nbs/appendix/cli.ipynb #3322e9d8
 def run_evaluate(options: Evaluate) -> None:
-    "Measure a run or a checkpoint and print the figures as JSON."
-    from minibert.report import measure, with_text
+    "Measure a run or a checkpoint: a table in a terminal, or else JSON."
+    say(f"Opening {options.run} ...")
+    from minibert.report import figure_rows, meaning, measure, with_text
     from minibert.runs import open_run
     from minibert.weights import load_pretrained
     if options.dataset is None:
@@ -71,7 +97,10 @@ def run_evaluate(options: Evaluate) -> None:
     if options.dataset is not None:
         run = with_text(options.run, model, options.dataset, options.name,
                         options.text_column)
-    print(json.dumps(measure(model, run), indent=2))
+    say("Measuring on held-out text ...")
+    summary = measure(model, run)
+    if not sys.stdout.isatty(): options = replace(options, json=True)
+    print_found(options, summary, figure_rows(summary), meaning(summary))
 
 # %% ../nbs/appendix/cli.ipynb #5fcb7e4e
 def run_fill_mask(options: FillMask) -> None:
@@ -81,8 +110,10 @@ def run_fill_mask(options: FillMask) -> None:
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    for answers in fill_mask(model, tokenizer, options.text, k=options.k):
-        print("  ".join(f"{piece} {share:.1%}" for piece, share in answers))
+    found = fill_mask(model, tokenizer, options.text, k=options.k)
+    print_found(options, dict(masks=[dict(answers) for answers in found]),
+                *("  ".join(f"{piece} {share:.1%}" for piece, share in answers)
+                  for answers in found))
 
 
 def run_next_sentence(options: NextSentence) -> None:
@@ -93,12 +124,13 @@ def run_next_sentence(options: NextSentence) -> None:
     model = load_pretrained(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     share = next_sentence(model, tokenizer, options.a, options.b)
-    print(f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
+    print_found(options, dict(follows=share > 0.5, share=share),
+                f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
 
 
 def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
-    from minibert.gaps import fill_gaps
+    from minibert.gaps import write_answer
     from minibert.gpt import GPTForCausalLM, generate
     from minibert.other_tokenizers import open_tokenizer
     from minibert.prompts import encode_prompts
@@ -112,29 +144,32 @@ def run_generate(options: Generate) -> None:
     tokenizer = open_tokenizer(options.run)
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     if isinstance(model, T5ForConditionalGeneration):
-        for sample in range(options.samples):
-            print(fill_gaps(model, tokenizer, options.text, options.tokens,
-                            seed=options.seed + sample, **how), flush=True)
-        return
+        texts = [write_answer(model, tokenizer, options.text, options.tokens,
+                              seed=options.seed + sample, **how)
+                 for sample in range(options.samples)]
+        return print_found(options, dict(texts=texts), *texts)
     end = tokenizer.sep_id
     ids, real = encode_prompts(tokenizer, [options.text], start=end)
+    texts = []
     for sample in range(options.samples):
-        written, shown = ids[0].tolist(), 0
+        written, text, shown = ids[0].tolist(), options.text, 0
         for token in generate(model, ids, options.tokens, real=real, stop=end,
                               seed=options.seed + sample, **how):
             written.append(token.item())
             text = tokenizer.decode(written)
-            whole = len(text.rstrip("\ufffd"))  # a character may need more bytes
-            print(text[shown:whole], end="", flush=True)
+            whole = len(text.rstrip("�"))  # a character may need more bytes
+            if not options.json: print(text[shown:whole], end="", flush=True)
             shown = max(shown, whole)
-        print(text[shown:])
+        texts.append(text)
+        if not options.json: print(text[shown:])
+    if options.json: print_found(options, dict(texts=texts))
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
     "Print how far each part differs from transformers, and the verdict."
     from minibert.compare import compare_with_hf, comparison_table
     result = compare_with_hf(options.checkpoint, out=options.out)
-    print(comparison_table(result))
+    print_found(options, result, comparison_table(result))
     return 0 if result["same"] else 1
 
 # %% ../nbs/appendix/cli.ipynb #44db5aaf
@@ -143,20 +178,25 @@ def run_finetune(options: Finetune) -> None:
     if options.resume is None and not (options.run and options.dataset):
         raise ValueError("There is nothing to learn from: give a run's folder and "
                          "--dataset, or go on with --resume and a folder.")
-    from minibert.core import keep_freed_memory
+    say(f"Reading {options.dataset} ..." if options.resume is None else
+        f"Opening {options.resume} ...")
+    from minibert.core import going_on, keep_freed_memory
     from minibert.finetune_runs import resume_finetuning
     from minibert.parallel import join_processes
-    from minibert.report import accuracies
+    from minibert.report import accuracy_rows
     from minibert.runs import check_resumed, tune
     keep_freed_memory()
     if options.resume is None: folder, told = tune(asdict(options))
     else:
         folder = options.resume
         check_resumed(options, folder)
-        told = resume_finetuning(folder)
+        with going_on("finetune", folder):
+            told = resume_finetuning(folder, progress=is_shown())
     if join_processes()[0]: return
-    print("\n" + accuracies(told))
-    print(f'\nSaved in {folder}. Ask it:\n  minibert classify {folder} "a text"')
+    ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
+    more = "." if options.quiet else f". Ask it:\n  {ask}"
+    print_found(options, dict(folder=str(folder)) | told, accuracy_rows(told),
+                f"\nSaved in {folder}{more}")
 
 # %% ../nbs/appendix/cli.ipynb #45653589
 def run_classify(options: Classify) -> None:
@@ -166,36 +206,58 @@ def run_classify(options: Classify) -> None:
     model = load_classifier(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     text = options.text if options.pair is None else (options.text, options.pair)
-    answer = classify(model, tokenizer, text)[0]
-    print("  ".join(f"{label} {share:.1%}" for label, share in answer.items()))
+    shares = classify(model, tokenizer, text)[0]
+    print_found(options, dict(labels=shares),
+                "  ".join(f"{label} {share:.1%}" for label, share in shares.items()))
 
 # %% ../nbs/appendix/cli.ipynb #0934f9f3
 def run_bench(options: Bench) -> None:
     "Time training steps, print the table, keep it where asked."
     from minibert.bench import CASES, bench, bench_table
     from minibert.core import keep_freed_memory
+    say(f"Timing the steps, for about {options.minutes:g} minutes ...")
     keep_freed_memory()
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
     cases = ((options.size, options.vocab_size),) if options.size else CASES
     result = bench(cases, **{name: getattr(options, name) for name in known})
-    print(bench_table(result))
+    print_found(options, result, bench_table(result))
 
 # %% ../nbs/appendix/cli.ipynb #ca186d2d
 def run_probe(options: Probe) -> None:
     "Print how well each layer tells the parts of speech."
+    say(f"Probing {options.run} ...")
     from minibert import probe_runs
-    probe_runs.run_probe(options.run, options.dataset, options.out, options.seeds,
-                         both=options.last_piece)
+    result = probe_runs.run_probe(options.run, options.dataset, options.out,
+                                  options.seeds, both=options.last_piece)
+    print_found(options, result, probe_runs.probe_tables(result))
 
 
 def run_inspect(options: Inspect) -> None:
     "Draw the pictures and say where the page is."
+    say(f"Drawing what {options.run} does ...")
     from minibert.page import inspect
     page = inspect(options.run, options.text, options.out, options.pair)
-    print(f"Open {page} in a browser.")
+    print_found(options, dict(page=str(page)), f"Open {page} in a browser.")
+
+
+def run_runs(options: Runs) -> None:
+    "Print a line for each run in the folder."
+    from minibert.overview import list_runs, run_rows
+    found = list_runs(options.folder)
+    damaged = [f"{run['run']}: {run['damaged']}" for run in found if "damaged" in run]
+    print_found(options, dict(runs=found), run_rows(found), *damaged)
+
+
+def run_compare(options: Compare) -> None:
+    "Draw two runs' curves, and print their difference with its interval."
+    say(f"Asking {options.a} and {options.b} the same questions ...")
+    from minibert.overview import compare_runs, comparison_rows
+    found = compare_runs(options.a, options.b, options.out)
+    print_found(options, found, comparison_rows(found), found["verdict"],
+                f"The curves are in {found['picture']}.")
 
 # %% ../nbs/appendix/cli.ipynb #60eb9ea0
-RUNS = {
+FUNCTIONS = {
     Pretrain: run_pretrain,
     Evaluate: run_evaluate,
     FillMask: run_fill_mask,
@@ -207,6 +269,8 @@ RUNS = {
     Inspect: run_inspect,
     Probe: run_probe,
     Bench: run_bench,
+    Runs: run_runs,
+    Compare: run_compare,
 }
 
 # %% ../nbs/appendix/cli.ipynb #90435511
@@ -222,19 +286,41 @@ def sigterm_stops() -> Iterator[None]:
     finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
+EXPECTED = ValueError, OSError, RuntimeError, ArithmeticError, ImportError, MemoryError
+
+
+def silenced(code: int) -> int:
+    "The exit code, with nothing left to print into a pipe or a disk that refuses."
+    try: sys.stdout and sys.stdout.flush()
+    except OSError: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
+    for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
+        if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     try:
         with sigterm_stops():
-            options = parse(sys.argv[1:] if words is None else words)
-            return RUNS[type(options)](options) or 0
+            words = sys.argv[1:] if words is None else words
+            if words == ["--version"]: return print(f"minibert {__version__}") or 0
+            options = parse(words)
+            with shown(not options.quiet): code = FUNCTIONS[type(options)](options) or 0
+            if sys.stdout: sys.stdout.flush()
+            return code
     except KeyboardInterrupt as stopped:
         print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, RuntimeError, ArithmeticError, ImportError) as problem:
+    except BrokenPipeError: return silenced(130)  # whoever read us has gone
+    except Exception as problem:
         if os.environ.get("MINIBERT_DEBUG"): raise
-        print(f"minibert: {problem}", file=sys.stderr)
-        return 2
+        from minibert.core import in_words
+        said = in_words(problem)
+        if not isinstance(problem, EXPECTED):
+            said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "
+                    "please report it with what MINIBERT_DEBUG=1 shows.")
+        print(f"minibert: {said}", file=sys.stderr)
+        return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a
 if __name__ == "__main__" and "__file__" in globals(): sys.exit(main())

@@ -85,7 +85,7 @@ def _texts(model: nn.Module, tokenizer, texts: list[str], end: list[int]) -> tup
 def _greedily(model: nn.Module, ids: Tensor, tokens: int, **about) -> Tensor:
     "What their model writes after ids, whatever its own settings ask for."
     model.generation_config = type(model.generation_config)(
-        max_new_tokens=tokens, do_sample=False, **about)
+        max_new_tokens=tokens, do_sample=False, use_cache=False, **about)
     return model.generate(ids)
 
 # %% ../nbs/appendix/compared.ipynb #72be075c

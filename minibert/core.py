@@ -27,9 +27,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 # %% auto #0
-__all__ = ['Count', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
-           'check_fields', 'naming', 'write_whole', 'read_text', 'read_json', 'in_words', 'seeded', 'bfloat16_ratio',
-           'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
+__all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
+           'check_fields', 'naming', 'write_whole', 'read_text', 'read_json', 'in_words', 'going_on', 'deaf_children',
+           'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite',
+           'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Filled(Bounds):
 
 # %% ../nbs/appendix/core.ipynb #58c6c27a
 Count = Annotated[int, Bounds(1, words="a whole number of 1 or more")]
+Batch = Annotated[int, Bounds(1, 1 << 20, words="a whole number from 1 to 1,048,576")]
 Whole = Annotated[int, Bounds(0, words="a whole number of 0 or more")]
 Positive = Annotated[float, Bounds(0, above=True, words="a number above 0")]
 AtLeastZero = Annotated[float, Bounds(0, words="a number of 0 or more")]
@@ -206,10 +208,39 @@ def in_words(problem: BaseException) -> str:
     if isinstance(problem, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(said):
         return ("There isn't enough memory for that: give a smaller --batch-size, --length "
                 "or --size, cut the batch by --gradient-accumulation-steps, or free some.")
-    if code is None or not isinstance(problem, OSError) or not problem.strerror: return said
+    if code is None or not isinstance(problem, OSError): return said
+    if not problem.strerror and not problem.filename: return said  # a sentence already
     what = problem.filename or "What minibert prints"
-    return (f"{what} could not be read or written ({problem.strerror}): "
+    return (f"{what} could not be read or written ({os.strerror(code)}): "
             f"{_ADVICE.get(code, 'check that path')}.")
+
+
+@contextmanager
+def going_on(command: str, folder: str | Path) -> Iterator[None]:
+    "Whoever is stopped meanwhile, by the system or by Ctrl-C, hears how a run goes on."
+    way = f"go on with minibert {command} --resume {folder}"
+    try: yield
+    except (OSError, MemoryError, RuntimeError) as problem:
+        said = in_words(problem)
+        ours = said == " ".join(str(problem).split())  # a sentence already
+        if ours or not Path(folder).is_dir(): raise
+        raise RuntimeError(f"{said[:-1]}, then {way}.") from problem
+    except KeyboardInterrupt as stopped:
+        if str(stopped) or not Path(folder).is_dir(): raise
+        done = max(Path(folder).glob("checkpoints/" + 8 * "[0-9]"), default=Path("0"))
+        raise KeyboardInterrupt(f"Stopped at once: {folder} is kept as it was after step "
+                                f"{int(done.name)}; {way}.") from None
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    "Processes that begin meanwhile don't hear Ctrl-C; we hear it a moment later."
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try: yield
+    finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 # %% ../nbs/appendix/core.ipynb #5372e66b
 def seeded(

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from .core import follow_parent, write_whole
+from .core import deaf_children, follow_parent, naming, write_whole
 from .documents import split_reading
 
 # %% auto #0
@@ -54,7 +54,7 @@ class _Column:
 
     def _flush(self):
         data = np.asarray(self.block)
-        self.file.write(data.tobytes())
+        with naming(self.file.name): self.file.write(data.tobytes())
         self.crc, self.count = zlib.crc32(data, self.crc), self.count + len(data)
         self.block = array(self.block.typecode)
 
@@ -63,8 +63,9 @@ class _Column:
         if not self.file: return np.asarray(self.block)
         self._flush()
         self._write_header()
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with naming(self.file.name):
+            self.file.flush()
+            os.fsync(self.file.fileno())
         self.file.close()
         return dict(count=self.count, crc32=self.crc)
 
@@ -310,7 +311,7 @@ def _share_out(jobs, processes, tokenizer, cut):
         try:
             for folder, chunk in jobs:
                 if len(making) == processes: _collect(making)
-                making[pool.submit(_help, folder, chunk)] = folder
+                with deaf_children(): making[pool.submit(_help, folder, chunk)] = folder
             while making: _collect(making)
         except BrokenProcessPool: raise _died(making.values()) from None
 

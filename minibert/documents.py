@@ -222,12 +222,12 @@ def _open_kept(source, name):
         raise ConnectionError(f"the hub gave no answer; {error}") from None
 
 # %% ../nbs/appendix/documents.ipynb #a8374f65
-def _there(path):
-    "The path, unless it's no name on the hub either and leads nowhere."
-    text = str(path)
+def _check_there(source):
+    "Refuse what reads as a path and leads nowhere: no name on the hub looks so."
+    path, text = Path(source), str(source)
     named = path.suffix.lower() in (*TABLES, ".txt", ".md") or text[:1] in ("/", "~", ".")
-    if path.exists() or not (named or text.count("/") > 1): return path
-    raise FileNotFoundError(f"There is no file or folder {text}: check its path.")
+    if path.exists() or not (named or text.count("/") > 1): return
+    raise ValueError(f"There is no file or folder {text}: check its path.")
 
 
 def _open_data(source, name, streaming):
@@ -249,12 +249,12 @@ def load_table(
     streaming: bool = False,  # read as it comes, and kept nowhere
 ) -> Any:  # split -> rows, as the library of data sets gives them
     "The splits of a data set, by name or local path; ValueError with one sentence."
+    _check_there(source)
     with warnings.catch_warnings():  # tqdm complains of a widget that nobody needs
         warnings.simplefilter("ignore")
         import datasets
     bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
-    _there(Path(source))
     try: return _open_data(source, name, streaming)
     except Exception as error:
         raise _systems(error) or _not_loaded(source, name, error) from None

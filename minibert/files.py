@@ -60,7 +60,7 @@ def empty_model(family: Family, config: Any) -> nn.Module:
     names = "num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"
     most = max(getattr(config, name, None) or 0 for name in names)
     if most > _MOST_LAYERS:
-        raise ValueError(f"The config asks for {most:,} layers, and {_MOST_LAYERS:,} are the "
+        raise ValueError(f"config.json asks for {most:,} layers, and {_MOST_LAYERS:,} are the "
                          "most: give this file's own config.")
     with torch.device("meta"): return resolve(family.model)(config)
 

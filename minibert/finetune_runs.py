@@ -20,6 +20,7 @@ from .bags import bag_of_words, word_counters
 from .checkpoints import list_checkpoints
 from .classifiers import save_classifier
 from .core import choose_precision, seeded, write_whole
+from .files import find_checkpoint
 from .finetuning import (
     BertClassifier, accuracy_figures, difference, finetune, train_frozen)
 from .labelled import ExampleSampler, ask
@@ -28,7 +29,7 @@ from .labels import (
 from .model import BertModel
 from .parallel import (
     any_process, check_cut, first_alone, join_processes, own_device)
-from .recipe import FinetuneConfig, TrainingConfig
+from .recipe import FinetuneConfig, TrainingConfig, read_options
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
@@ -131,6 +132,7 @@ def run_finetuning(
     if not options.frozen:
         check_cut(options.batch_size, world * options.gradient_accumulation_steps)
     if any_process(first and not resume and out.exists()): raise _taken(out)
+    find_checkpoint(options.run)
     word_counters()  # if they are missing, say so now, not after the training
     parts = read_parts(options)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
@@ -158,11 +160,5 @@ def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
                                 "minibert finetune began.")
-    try:
-        kept = json.loads(path.read_text(encoding="utf8"))
-        kept |= dict(label_names=tuple(kept["label_names"]), out=str(folder))
-        options = FinetuneConfig(**kept)
-    except (json.JSONDecodeError, KeyError, TypeError) as problem:
-        raise ValueError(f"{path} does not hold the options of a run ({problem}): give "
-                         "the folder of one that minibert finetune began.") from None
-    return run_finetuning(options, True, progress)
+    kept = read_options(path, FinetuneConfig, whole=True) | dict(out=str(folder))
+    return run_finetuning(FinetuneConfig(**kept), True, progress)

@@ -5,14 +5,17 @@
 # %% ../nbs/appendix/gaps.ipynb #4d56b0cf
 from __future__ import annotations
 
+import re
+
 import torch
 
+from .other_tokenizers import FileTokenizer
 from .spans import SENTINELS, rebuild
 from .t5 import T5ForConditionalGeneration, generate_from
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['gap_ids', 'read_gaps', 'fill_gaps']
+__all__ = ['gap_ids', 'read_gaps', 'fill_gaps', 'named_gaps', 'answer_ids', 'write_answer']
 
 # %% ../nbs/appendix/gaps.ipynb #51d3a943
 def gap_ids(
@@ -67,3 +70,48 @@ def fill_gaps(
         if token.item() in past: break
         written.append(token.item())
     return tokenizer.decode(rebuild(ids, written, top, tokenizer.sep_id))
+
+# %% ../nbs/appendix/gaps.ipynb #0a4e411c
+def named_gaps(
+    tokenizer: FileTokenizer,
+    text: str,  # perhaps with a [MASK], or a <extra_id_0>, for each gap
+) -> list[int]:
+    "A text as a T5 from elsewhere reads it; ValueError for none, or for too many gaps."
+    if not text.strip(): raise ValueError("There is no text to answer: give some words.")
+    first, *between = re.split(r"\[MASK\](?:\s*\[MASK\])*", text)
+    if len(between) > (known := len(tokenizer.sentinels)):
+        raise ValueError(f"The text has {len(between)} gaps, and the model knows {known}: "
+                         "ask for fewer at a time.")
+    marked = [tokenizer.pieces[gap] + part
+              for gap, part in zip(tokenizer.sentinels, between)]
+    return [*tokenizer.ids(first + "".join(marked)), tokenizer.sep_id]
+
+
+def answer_ids(tokenizer: WordPieceTokenizer | FileTokenizer, text: str) -> list[int]:
+    "A text as any T5 reads it, with gaps or without."
+    if isinstance(tokenizer, FileTokenizer): return named_gaps(tokenizer, text)
+    if "[MASK]" in text: return read_gaps(tokenizer, text)
+    return [tokenizer.cls_id, *tokenizer.ids(text), tokenizer.sep_id]
+
+
+def write_answer(
+    model: T5ForConditionalGeneration,
+    tokenizer: WordPieceTokenizer | FileTokenizer,
+    text: str,
+    tokens: int = 100,  # that it writes, at most
+    **how,  # temperature, top_k, top_p, seed: see `generate_from`
+) -> str:
+    "What a T5 makes of a text: its gaps filled, or where it has none, the answer."
+    if not isinstance(tokenizer, FileTokenizer):
+        return fill_gaps(model, tokenizer, text, tokens, **how)
+    ids, gap, found = named_gaps(tokenizer, text), None, {None: []}
+    gaps = [i for i in ids if i in tokenizer.sentinels]
+    asked = torch.tensor([ids], device=model.words.weight.device)
+    for token in generate_from(model, asked, tokens, **how):
+        if gaps and (token := token.item()) in tokenizer.sentinels:
+            if token not in gaps: break  # past the last one that was asked for
+            gap = token
+        found.setdefault(gap, []).append(int(token))
+    if not gaps: return tokenizer.decode(found[None])
+    return tokenizer.decode([i for old in ids for i in (
+        found.get(old, []) if old in gaps else [old])])

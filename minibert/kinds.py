@@ -38,6 +38,7 @@ class Kind:
     only: tuple = ()  # options that must keep their default
     ask: str = ""  # a command that asks it more
     depth: tuple = ("num_hidden_layers",)  # fields of the config: layers, stack by stack
+    least: int = 2  # places that an example takes at least
 
 
 KINDS = {
@@ -45,7 +46,7 @@ KINDS = {
         "minibert.kinds:bert_config", ("BertForPreTraining", "RoFormerForMaskedLM"),
         "minibert.training:make_sampler",
         "pairs", "minibert.report:measure_pairs", "minibert.report:answers",
-        kept=("mlm_loss", "mlm_accuracy")),
+        kept=("mlm_loss", "mlm_accuracy"), least=5),
     "gpt": Kind(
         "minibert.kinds:gpt_config", ("GPT2LMHeadModel",), "minibert.kinds:windows",
         "windows", "minibert.report:measure_windows", "minibert.report:texts",
@@ -126,6 +127,9 @@ def examples_of(
 def check_kind(options: PretrainOptions) -> None:
     "Refuse options that the model doesn't have: ValueError with a sentence."
     kind = KINDS[options.model]
+    if options.length < kind.least:
+        raise ValueError(f"length is {options.length}, and {kind.unit} take {kind.least} places "
+                         "at least: give more.")
     default = {f.name: f.default for f in fields(PretrainOptions)} | kind.own
     for name in kind.only:
         if (value := getattr(options, name)) != default[name]:

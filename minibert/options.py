@@ -6,39 +6,60 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import inspect
+import re
+import shutil
+import textwrap
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from .core import AtLeastZero, Count, Name, Positive, Share, Whole, check_fields
+from .core import (
+    AtLeastZero, Batch, Bounds, Count, Name, Positive, Share, Whole, check_fields)
 from .kinds import KINDS
 from .recipe import (
     BACKENDS, RECIPES, FinetuneConfig, PretrainOptions, read_options, unmade)
 
 # %% auto #0
-__all__ = ['DESCRIPTION', 'COMMANDS', 'WORDS', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Generate',
-           'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify', 'began_with', 'look_for', 'default_options',
-           'parse']
+__all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'Output', 'Pretrain', 'Options', 'Evaluate',
+           'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify',
+           'Runs', 'Compare', 'began_with', 'look_for', 'default_options', 'refuse_rest', 'parse', 'comments',
+           'help_for', 'help_for_all']
 
 # %% ../nbs/appendix/options.ipynb #347a0fb7
+_Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
+_Run = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+_Asked = Annotated[Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+_Text = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
+
+
 @dataclass(frozen=True)
-class Pretrain(PretrainOptions):
+class Output:
+    "How a command answers: every command has these options."
+
+    json: _Switch = field(default=False, kw_only=True)  # one JSON object, nothing else
+    quiet: _Switch = field(default=False, kw_only=True)  # the result alone, no progress
+
+
+@dataclass(frozen=True)
+class Pretrain(Output, PretrainOptions):
     "Learn a vocabulary, build a model, pre-train it, measure it, keep it in a folder."
 
-    learning_rate: Annotated[  # the peak, for adamw
-        Positive, tyro.conf.arg(aliases=("--lr",), help="the peak, for adamw")
-    ] = PretrainOptions.learning_rate
+    learning_rate: _Rate = PretrainOptions.learning_rate  # AdamW's, at its peak
     recipe: Literal["own", "bert", "fast"] = "own"  # the paper's, or the quickest
     resume: Name | None = None  # the folder of a run that was stopped: go on with it
     print_config: bool = False  # print every option as YAML, and do nothing else
 
 # %% ../nbs/appendix/options.ipynb #0aa0b106
 @dataclass(frozen=True)
-class Options:
+class Options(Output):
     "Options that are held against their annotations: ValueError names the first fault."
 
     def __post_init__(self): check_fields(self)
@@ -48,7 +69,7 @@ class Options:
 class Evaluate(Options):
     "Measure a run on its held-out text, or any checkpoint on another text."
 
-    run: tyro.conf.Positional[Name]  # a run's folder; with --dataset, any checkpoint
+    run: _Run  # a run's folder; with --dataset, any checkpoint
     dataset: Name | None = None  # another text: a data set, a folder, a file, stories
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
@@ -58,8 +79,8 @@ class Evaluate(Options):
 class FillMask(Options):
     "Show the likeliest pieces for every [MASK] in a text."
 
-    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # a text with one [MASK] or more
+    run: _Run  # a run's folder, or a model's name on the hub
+    text: _Text  # a text with one [MASK] or more
     k: Count = 5  # how many pieces for each
 
 # %% ../nbs/appendix/options.ipynb #9fc6824f
@@ -67,17 +88,17 @@ class FillMask(Options):
 class NextSentence(Options):
     "Say how likely it is that the second sentence follows the first."
 
-    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
-    a: tyro.conf.Positional[str]  # the first sentence
-    b: tyro.conf.Positional[str]  # the second sentence
+    run: _Run  # a run's folder, or a model's name on the hub
+    a: Annotated[_Text, tyro.conf.arg(metavar="A")]  # the first sentence
+    b: Annotated[_Text, tyro.conf.arg(metavar="B")]  # the second sentence
 
 
 @dataclass(frozen=True)
 class Generate(Options):
     "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
 
-    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # what it continues, "" for a new one, or fills
+    run: _Run  # a run's folder, or a model's name on the hub
+    text: _Text  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens
@@ -90,18 +111,19 @@ class Generate(Options):
 class Parity(Options):
     "Compare a checkpoint here with the same in transformers, part by part."
 
-    checkpoint: tyro.conf.Positional[Name]  # a folder, or a model's name on the hub
+    checkpoint: _Run  # a folder, or a model's name on the hub
     out: Name | None = None  # a folder for the figures as JSON and a picture of one head
 
 # %% ../nbs/appendix/options.ipynb #c9611970
 @dataclass(frozen=True)
-class Finetune(FinetuneConfig):
+class Finetune(Output, FinetuneConfig):
     "Teach a pre-trained BERT a label, from any table with texts and labels."
 
-    run: tyro.conf.Positional[Name | None] = None  # a run's folder, or a model's name
+    run: _Asked = None  # a run's folder, or a model's name on the hub
     dataset: Name | None = None  # a CSV or TSV file, a data set's name, a local folder
     out: Name | None = None  # the folder of the result, a new one (default: the next)
     resume: Name | None = None  # the folder of a result that was stopped: go on with it
+    learning_rate: _Rate = FinetuneConfig.learning_rate  # AdamW's, at its peak
 
 
 @dataclass(frozen=True)
@@ -109,20 +131,25 @@ class Bench(Options):
     "Time training steps here and in Hugging Face's library, in turn, side by side."
 
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = None  # None: four
-    vocab_size: Count = 8192  # with --size
+    vocab_size: _Vocabulary = 8192  # with --size
     minutes: Positive = 6.5  # about so long in all
     rounds: Count = 15  # steps of each peer at most
-    batch_size: Count = 32  # pairs in a step
-    length: Count = 128  # tokens in a pair
-    threads: Count | None = None  # in each process; None: all processors
+    batch_size: Batch = 32  # pairs in a step
+    length: _Length = 128  # tokens in a pair
+    threads: _Threads | None = None  # in each process; None: all processors
     out: Name | None = None  # a JSON file; a bar chart goes beside it
+
+
+_Vocabulary = Annotated[int, Bounds(6, 1 << 24, words="a whole number from 6 to 16,777,216")]
+_Length = Annotated[int, Bounds(5, 512, words="a whole number from 5 to 512")]
+_Threads = Annotated[int, Bounds(1, 1024, words="a whole number from 1 to 1,024")]
 
 # %% ../nbs/appendix/options.ipynb #5882f43e
 @dataclass(frozen=True)
 class Probe(Options):
     "Ask a model's layers for parts of speech, beside the controls."
 
-    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
+    run: _Run  # a run's folder, or a model's name on the hub
     dataset: Name | None = None  # a folder of CoNLL-U files; None: the stories
     out: Name | None = None  # a folder for the figures as JSON, and two pictures
     seeds: Count = 5  # probes of each kind
@@ -133,8 +160,8 @@ class Probe(Options):
 class Inspect(Options):
     "Draw what a model does with a text: pictures, and one page that shows them."
 
-    run: tyro.conf.Positional[Name]  # a run's folder, or a model's name on the hub
-    text: tyro.conf.Positional[str]  # a [MASK] in it is guessed layer by layer
+    run: _Run  # a run's folder, or a model's name on the hub
+    text: _Text  # a [MASK] in it is guessed layer by layer
     out: Name  # a new folder for the pictures and index.html
     pair: str | None = None  # a second sentence
 
@@ -143,9 +170,26 @@ class Inspect(Options):
 class Classify(Options):
     "Say which label a fine-tuned BERT gives a text."
 
-    run: tyro.conf.Positional[Name]  # a folder that finetune made, or a model's name
-    text: tyro.conf.Positional[str]  # the text
+    run: _Run  # a folder that finetune made, or a model's name
+    text: _Text  # the text
     pair: str | None = None  # the second text, for tasks about two
+
+# %% ../nbs/appendix/options.ipynb #c620d907
+@dataclass(frozen=True)
+class Runs(Options):
+    "List the runs in a folder: what they are, how far they are, how good."
+
+    folder: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"  # of runs
+
+
+@dataclass(frozen=True)
+class Compare(Options):
+    "Two runs side by side: their curves, and their difference on the same questions."
+
+    a: Annotated[_Run, tyro.conf.arg(metavar="A")]  # a run's folder
+    b: Annotated[_Run, tyro.conf.arg(metavar="B")]  # another run's folder
+    out: str | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
 
 # %% ../nbs/appendix/options.ipynb #037c376b
 DESCRIPTION = """BERT from scratch, from the command line. Options may also stand in a
@@ -162,6 +206,30 @@ COMMANDS = {
     "inspect": Inspect,
     "probe": Probe,
     "bench": Bench,
+    "runs": Runs,
+    "compare": Compare,
+}
+EXAMPLES = {  # what follows `minibert`
+    "pretrain": ("pretrain --minutes 10",
+                 "pretrain --dataset my_texts/ --size mini --out runs/mine"),
+    "evaluate": ("evaluate runs/1", "evaluate runs/1 --dataset another.txt --json"),
+    "fill-mask": ('fill-mask runs/1 "the [MASK] was red ."',
+                  'fill-mask bert-base-uncased "Paris is the [MASK] of France." --k 3'),
+    "next-sentence": ('next-sentence runs/1 "Tom was hungry." "He ate."',
+                      'next-sentence runs/1 "Tom was hungry." "It rained." --json'),
+    "generate": ('generate runs/2 "one morning"',
+                 'generate runs/2 "" --samples 3 --temperature 1'),
+    "parity": ("parity runs/1", "parity bert-base-uncased --out parity"),
+    "finetune": ("finetune runs/1 --dataset moods.csv",
+                 "finetune --resume runs/3"),
+    "classify": ('classify runs/3 "What a day!"',
+                 'classify runs/4 "It rained." --pair "It was dry."'),
+    "inspect": ('inspect runs/1 "the [MASK] was red ." --out page',
+                'inspect runs/1 "Tom was hungry." --pair "He ate." --out pair'),
+    "probe": ("probe runs/1", "probe runs/1 --dataset ud_english/ --out probed"),
+    "bench": ("bench --minutes 2", "bench --size base --out bench.json"),
+    "runs": ("runs", "runs elsewhere/runs --json"),
+    "compare": ("compare runs/1 runs/2", "compare runs/1 runs/2 --out curves.png"),
 }
 
 # %% ../nbs/appendix/options.ipynb #a7c10e55
@@ -174,7 +242,7 @@ def began_with(folder: str | Path | None, kind: type) -> dict:
     return {name: value for name, value in options.items() if name not in ("run", "out")}
 
 # %% ../nbs/appendix/options.ipynb #c471d2ed
-WORDS = {"run", "text", "a", "b", "checkpoint"}  # positional, in every command
+WORDS = {"run", "text", "a", "b", "checkpoint", "folder"}  # positional, in every command
 
 
 def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
@@ -202,15 +270,142 @@ def default_options(kind: type, words: list[str], path: str | None) -> Any:
     return unmade(kind, options | in_file, tyro.MISSING)
 
 # %% ../nbs/appendix/options.ipynb #dfb7f7ed
+def refuse_rest(command: str, rest: list[str]) -> None:
+    "ValueError for words that the command has no place for: what to do with them."
+    if not rest: return
+    kind, help_ = COMMANDS[command], f"minibert {command} --help explains its options."
+    if not rest[0].startswith("-"):
+        words = [name.upper() for name in get_type_hints(kind) if name in WORDS]
+        takes = " and ".join(words) if words else "options alone"
+        raise ValueError(f"{command} takes {takes}, and {' '.join(rest)!r} is left over: "
+                         f"put the text in quotes. {help_}" if words else
+                         f"{command} takes {takes}, and not {' '.join(rest)!r}. {help_}")
+    flag = rest[0].split("=")[0]
+    known = ["--" + each.name.replace("_", "-") for each in fields(kind)]
+    near = get_close_matches(flag, known, n=1)
+    advice = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"{command} has no option {flag}: {advice}{help_}")
+
+
 def parse(words: list[str]) -> Any:  # an instance of the command's options
     "What the words ask for; SystemExit with help, or with a sentence for a mistake."
     found, words = look_for(words, "--config")
-    kinds = []
-    for command, kind in COMMANDS.items():
-        own = {}
-        if command in words[:1]:
-            own["default"] = default_options(kind, words, found["config"])
-        kinds.append(Annotated[kind, tyro.conf.subcommand(
-            command, prefix_name=False, **own)])
-    return tyro.cli(reduce(or_, kinds), prog="minibert", description=DESCRIPTION,
-                    args=words)
+    command = words[0] if words else ""
+    if command in COMMANDS:
+        kind = COMMANDS[command]
+        default = default_options(kind, words, found["config"])
+        if {"-h", "--help"} & {*words}:
+            print(help_for(command, default), end="")
+            raise SystemExit(0)
+        options, rest = tyro.cli(
+            kind, prog=f"minibert {command}", args=words[1:], default=default,
+            return_unknown_args=True)
+        refuse_rest(command, rest)
+        return options
+    if command.startswith("--tyro-"):  # completion in a shell
+        kinds = [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
+                 for name, kind in COMMANDS.items()]
+        return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)
+    if command in ("-h", "--help"):
+        print(help_for_all(), end="")
+        raise SystemExit(0)
+    near = get_close_matches(command, COMMANDS, n=1)
+    raise ValueError((f"There is no command {command!r}" if command else "No command is given")
+                     + (f": did you mean {near[0]}?" if near else ":")
+                     + " minibert --help lists the commands.")
+
+# %% ../nbs/appendix/options.ipynb #1b46b1ba
+GROUPS = {  # the other options are the training's, or the question's
+    "data": "dataset name text_column text_pair_column label_column label_names "
+            "validation_split streaming processes share",
+    "model": "start model size vocab_size max_position_embeddings positions dropout "
+             "backend pooling frozen",
+    "output": "out print_config watch tensorboard log_steps checkpoint_steps "
+              "checkpoint_minutes keep_checkpoints json quiet",
+}
+
+
+def comments(kind: type) -> dict[str, str]:  # field -> what is said of it
+    "The comments behind the fields of a dataclass and of those that it inherits from."
+    found = {}
+    for base in reversed(kind.__mro__):
+        if is_dataclass(base):
+            found |= re.findall(r"^ {4}(\w+): (?:.|\n {8})*?  # (.+)$",
+                                inspect.getsource(base), re.M)
+    return found
+
+# %% ../nbs/appendix/options.ipynb #6689129d
+def _takes(wanted: Any, name: str) -> str:
+    "What stands behind a flag in its help; nothing for a switch."
+    if get_origin(wanted) is Annotated:
+        names = [m.metavar for m in wanted.__metadata__ if getattr(m, "metavar", None)]
+        return names[-1] if names else _takes(get_args(wanted)[0], name)
+    options = [part for part in get_args(wanted) if part is not NoneType]
+    if get_origin(wanted) is Literal: return "{" + ",".join(map(str, options)) + "}"
+    if wanted is bool: return ""
+    if wanted in (int, float): return "N"
+    if options and not isinstance(options[0], type): return _takes(options[0], name)
+    if options and get_origin(wanted) is not tuple: return _takes(options[0], name)
+    return name.split("_")[-1].upper() + (" ..." if get_origin(wanted) is tuple else "")
+
+
+def _entries(options: Any) -> dict[str, list[tuple[str, str]]]:  # group -> flag, words
+    "The options of a command in groups; each with what it takes, and its words."
+    kind, said = type(options), comments(type(options))
+    hints = get_type_hints(kind, include_extras=True)
+    group_of = {name: group for group, names in GROUPS.items() for name in names.split()}
+    rest = "training" if "learning_rate" in hints else "question"
+    groups = {name: [] for name in ("what is asked", "data", "model", rest, "output")}
+    for each in fields(kind):
+        name, value = each.name, getattr(options, each.name)
+        takes = _takes(hints[name], name)
+        if name in WORDS and name != "name":
+            groups["what is asked"].append((takes, said[name]))
+            continue
+        flag = "--" + name.replace("_", "-") + (", --lr" if "--lr" in str(hints[name]) else "")
+        known = value in (None, "", ()) or value is False or "default" in said[name]
+        must = " (required)" if value is tyro.MISSING else ""
+        words = said[name] + (must if known or must else f" (default: {value})")
+        groups[group_of.get(name, rest)].append((f"{flag} {takes}".rstrip(), words))
+    return {name: entries for name, entries in groups.items() if entries}
+
+# %% ../nbs/appendix/options.ipynb #98606054
+def help_for(command: str, options: Any) -> str:
+    "The help of a command, its options in groups, with two examples."
+    width, kind = min(shutil.get_terminal_size().columns, 100), type(options)
+    groups = _entries(options)
+    words = [takes for takes, _ in groups.get("what is asked", [])]
+    lines = [" ".join(["usage: minibert", command, *words, "[options]"]), "",
+             kind.__doc__]
+    for name, entries in groups.items():
+        lines += ["", f"{name}:"]
+        for flag, said in entries:
+            first = f"  {flag:26}" if len(flag) < 25 else f"  {flag}\n{'':28}"
+            folded = textwrap.wrap(said, max(width - 28, 30))
+            lines.append(first + f"\n{'':28}".join(folded))
+    switched = [flag for _, entries in groups.items() for flag, _ in entries
+                if flag == "--whole-words"]
+    if switched: lines += ["", "A switch that is on is switched off by --no-NAME."]
+    lines += ["", "examples:", *(f"  minibert {line}" for line in EXAMPLES[command])]
+    return "\n".join(lines) + "\n"
+
+# %% ../nbs/appendix/options.ipynb #ea31d002
+TELLS = """exit codes: 0 done, 1 a check says no, 2 a mistake in what was given, 130 stopped.
+MINIBERT_DEBUG=1 shows where in the code a mistake was found.
+Completion in a shell: minibert --tyro-write-completion bash FILE, and source FILE.
+"""
+_SECTIONS = {
+    "train": "pretrain finetune", "measure": "evaluate runs compare parity probe bench",
+    "ask": "fill-mask next-sentence generate classify inspect"}
+
+
+def help_for_all() -> str:
+    "The help of `minibert` itself."
+    lines = ["usage: minibert COMMAND [options]", "", DESCRIPTION]
+    for name, commands in _SECTIONS.items():
+        lines += ["", f"{name}:"]
+        lines += [f"  {command:15}{COMMANDS[command].__doc__}"
+                  for command in commands.split()]
+    return "\n".join([*lines, "", "  --version      Print the version.", "",
+                      "minibert COMMAND --help explains a command, with two examples.",
+                      TELLS])

@@ -5,14 +5,16 @@
 # %% ../nbs/appendix/other_tokenizers.ipynb #cf9a3e90
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from .core import write_whole
 from .config_files import config_text
+from .core import write_whole
 from .text import check_text, close_spaces
 from .tokenizer import WordPieceTokenizer
 from .core import read_json
@@ -59,6 +61,8 @@ class FileTokenizer:
         self.special_ids = sorted({self.sep_id, self.pad_id} | {
             k for k, token in inner.get_added_tokens_decoder().items() if token.special})
         self.has_spaces = self.tokenize(" a") != self.tokenize("a")
+        names = takewhile(self.vocab.__contains__, (f"<extra_id_{n}>" for n in count()))
+        self.sentinels = [self.vocab[name] for name in names]  # T5's names for gaps
 
     @classmethod
     def from_pretrained(cls, name_or_folder: str | Path, **hub) -> FileTokenizer:
@@ -77,7 +81,9 @@ class FileTokenizer:
     @property
     def fingerprint(self) -> str:
         "A hash of all that decides about ids: equal ones read every text alike."
-        return sha256(self.inner.to_str().encode()).hexdigest()
+        def rounded(score): return f"{float(score):.6f}"  # a file changes the 16th digit
+        said = json.loads(self.inner.to_str(), parse_float=rounded)
+        return sha256(json.dumps(said).encode()).hexdigest()
 
     def sentences(self, document: list[str]) -> list[str]:
         "A document's sentences as they stand in a text, with the space before each."
@@ -147,8 +153,8 @@ def read_spiece(path: Path) -> dict:  # pieces, special, unknown, charsmap
 def _from_spiece(path: Path, config: dict) -> Any:  # a tokenizers.Tokenizer
     "T5's tokenizer: the file's pieces, and behind them the sentinels in reverse."
     tk, said = _library(), read_spiece(path)
-    count = config.get("extra_ids", 100)
-    sentinels = [f"<extra_id_{n}>" for n in range(count - 1, -1, -1)]
+    names = range(config.get("extra_ids", 100))
+    sentinels = [f"<extra_id_{n}>" for n in reversed(names)]
     pieces = said["pieces"] + [(name, 0.0) for name in sentinels]
     inner = tk.Tokenizer(tk.models.Unigram(pieces, unk_id=said["unknown"]))
     if said["charsmap"]: inner.normalizer = tk.normalizers.Precompiled(said["charsmap"])

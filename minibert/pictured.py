@@ -5,7 +5,7 @@
 # %% ../nbs/appendix/pictured.ipynb #07d717c6
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .core import check_finite, evaluating
+from .gaps import answer_ids
 from .gpt import GPTForCausalLM
 from .inside import Reading
 from .page import Shown, near, readable, text_figures
@@ -32,13 +33,12 @@ def _names(tokenizer: Any, ids: list[int], vocab_size: int) -> list[str]:
     return [known[i] if i < len(known) else f"<{vocab_size - 1 - i}>" for i in ids]
 
 
-def _ids_of(model: Any, tokenizer: Any, text: str, pair: str | None,
-            first: list[int], last: list[int]) -> Tensor:  # (1, S)
+def _ids_of(model: Any, text: str, pair: str | None, read: Callable) -> Tensor:  # (1, S)
     "The ids of one text; ValueError with a sentence for what can't be read."
     if pair is not None:
         raise ValueError("This model reads one text, not a pair: leave out --pair.")
     if not text.strip(): raise ValueError("There is no text to read: give some words.")
-    ids = torch.tensor([first + tokenizer.ids(text) + last])
+    ids = torch.tensor([read(text)])
     check_prompt(ids, None, 1, model.config.max_position_embeddings,
                  model.config.vocab_size)
     return ids
@@ -89,7 +89,7 @@ def show_continued(
     folder: Path, notes: list[str],  # as in `show_filled`; not needed
 ) -> Shown:
     "Heads, and a lens of what comes next."
-    ids = _ids_of(model, tokenizer, text, pair, [tokenizer.sep_id], [])
+    ids = _ids_of(model, text, pair, lambda text: [tokenizer.sep_id, *tokenizer.ids(text)])
     with evaluating(model) as device:
         out = model(ids.to(device), output_hidden_states=True, output_attentions=True)
     reading = _reading(tokenizer, model, ids, out.attentions, out.hidden_states)
@@ -128,12 +128,11 @@ def show_answered(
     folder: Path, notes: list[str],  # as in `show_filled`; the answer joins the notes
 ) -> Shown:
     "The encoder's heads, an answer, and what it looked at."
-    V, end = model.config.vocab_size, model.config.eos_token_id
-    ids = _ids_of(model, tokenizer, text, pair, [], [end])
+    ids = _ids_of(model, text, pair, lambda text: answer_ids(tokenizer, text))
     written, out = _answer(model, ids.to(model.words.weight.device))
     reading = _reading(
         tokenizer, model, ids, out.encoder_attentions, out.encoder_hidden_states)
-    answer = _names(tokenizer, written[0].tolist(), V)
+    answer = _names(tokenizer, written[0].tolist(), model.config.vocab_size)
     notes.append(f"Its answer: {' '.join(answer)}")
     return Shown(reading.tokens, _cross_figures(reading, answer, out),
                  _words(model, tokenizer, reading.tokens))

@@ -22,7 +22,7 @@ from .weights import load_encoder
 
 # %% auto #0
 __all__ = ['read_conllu', 'read_treebank', 'read_word_table', 'layer_names', 'probe_table', 'role_table', 'draw_layers',
-           'draw_confusion', 'run_probe']
+           'draw_confusion', 'run_probe', 'probe_tables']
 
 # %% ../nbs/appendix/probe_runs.ipynb #23607e3b
 def _conllu():
@@ -199,14 +199,17 @@ def run_probe(
     "Probe a checkpoint for parts of speech, and on the stories for people's roles."
     if seeds < 1 or count < 100:
         raise ValueError(f"seeds is {seeds} and count {count}: give 1 and 100 or more.")
+    bert = load_encoder(run).float()
     tokenizer = WordPieceTokenizer.from_pretrained(run)
     parts = None if dataset else [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
-    bert = load_encoder(run).float()
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
-    print(probe_table(result))
-    if parts:
-        result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
-        print("\n" + role_table(result["roles"]))
+    if parts: result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
     if out: _write(result, Path(out))
     return result
+
+
+def probe_tables(result: dict) -> str:
+    "What `run_probe` found, as lines of text."
+    roles = [role_table(result["roles"])] if "roles" in result else []
+    return "\n\n".join([probe_table(result), *roles])

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import yaml
 
 from .core import (
-    AtLeastZero, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words,
+    AtLeastZero, Batch, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words,
     read_json, read_text)
 
 # %% auto #0
@@ -27,12 +27,12 @@ class TrainingConfig:
     "How a BERT is trained; together with the seed it decides every number of the run."
 
     steps: Count = 2000  # updates of the weights
-    batch_size: Count = 32  # pairs in a step
-    length: Count = 128  # tokens in a pair, the three specials included
+    batch_size: Batch = 32  # pairs in a step
+    length: Batch = 128  # tokens in a pair, the three specials included
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the layers' matrices
-    learning_rate: Positive = 1e-3  # the peak, for adamw
-    muon_learning_rate: Positive = 0.02  # the peak, for muon
+    learning_rate: Positive = 1e-3  # AdamW's, at its peak
+    muon_learning_rate: Positive = 0.02  # Muon's, at its peak
     schedule: Literal["linear", "trapezoid"] = "linear"  # down at once, or flat first
     warmup: Share = 0.1  # share of the steps on the way up
     cooldown: Share = 0.2  # share of the steps on the way down, for the trapezoid
@@ -79,10 +79,10 @@ class PretrainOptions(TrainingConfig):
     "A run of pre-training; the defaults learn the stories within two minutes."
 
     steps: Count = 1100  # updates of the weights
-    batch_size: Count = 64  # pairs in a step
-    length: Count = 48  # tokens in a pair, the three specials included
+    batch_size: Batch = 64  # pairs in a step
+    length: Batch = 48  # tokens in a pair, the three specials included
     optimizer: Literal["adamw", "muon"] = "muon"  # muon: for the layers' matrices
-    learning_rate: Positive = 4e-3  # the peak, for adamw
+    learning_rate: Positive = 4e-3  # AdamW's, at its peak
     mask_probability: Share = 0.2  # share of the tokens that are predicted
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     dataset: Name = "stories"  # or a Hugging Face data set, a folder, a text file
@@ -147,11 +147,11 @@ class FinetuneConfig:
     pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
     share: _Part = 1.0  # of the labelled texts
     epochs: Count = 3  # times that each text is seen
-    batch_size: Count = 32  # texts in a step
+    batch_size: Batch = 32  # texts in a step
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
-    learning_rate: Positive = 1e-4  # the peak
+    learning_rate: Positive = 1e-4  # AdamW's, at its peak
     dropout: Rate = 0.1  # share of units dropped, in every place
-    length: Count = 128  # tokens in a text, or in a pair of them
+    length: Batch = 128  # tokens in a text, or in a pair of them
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     seed: Whole = 0  # decides the share, the order and dropout
     measures: Count = 5  # times at most that the part set aside is asked

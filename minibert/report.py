@@ -17,7 +17,7 @@ from torch import nn
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
 from .checkpoints import read_metrics
-from .core import seeded, write_whole
+from .core import naming, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate, evaluate_pretraining
@@ -26,6 +26,7 @@ from .heads import BertForPreTraining, fill_mask, next_sentence
 from .kinds import KINDS, examples_of
 from .other_tokenizers import open_tokenizer
 from .parallel import join_processes
+from .progress import plain_table, say
 from .recipe import PretrainOptions, read_objectives
 from .runs import (
     VAL_SEED, Run, open_run, ruler, seconds_a_step, training_config)
@@ -34,21 +35,20 @@ from .weights import save_pretrained
 
 # %% auto #0
 __all__ = ['WRITERS', 'QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs',
-           'measure_windows', 'measure_spans', 'with_text', 'figures', 'accuracies', 'questions', 'what_it_learned',
-           'answers', 'texts', 'fillings', 'draw_curves', 'finish']
+           'measure_windows', 'measure_spans', 'with_text', 'figure_rows', 'figures', 'meaning', 'accuracy_rows',
+           'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves',
+           'check_diverged', 'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
 def say_start(run: Run) -> None:
     "A line about what is trained, and where."
-    if join_processes()[0]: return
     training, config = training_config(run.options), run.config
     kind = KINDS[run.options.model]
     layers = " + ".join(str(getattr(config, name)) for name in kind.depth)
-    print(f"Training in {run.folder}: {layers} layers, "
+    say(f"Training in {run.folder}: {layers} layers, "
           f"{config.hidden_size} wide, {run.tokenizer.vocab_size:,} pieces; "
           f"{training.steps:,} steps of {training.batch_size} {kind.unit} of "
-          f"{training.length} tokens, {training.optimizer}, {training.precision}.",
-          flush=True)
+          f"{training.length} tokens, {training.optimizer}, {training.precision}.")
 
 
 def say_how_long(run: Run, model: nn.Module) -> None:
@@ -58,7 +58,7 @@ def say_how_long(run: Run, model: nn.Module) -> None:
     sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     each = seconds_a_step(model, sampler, training, backend, first=1, least=1, seconds=1)
     if said := forecast(each * training.steps, training.steps, training.steps):
-        print(f"That takes {said}, {each:.3f} s a step.", flush=True)
+        say(f"That takes {said}, {each:.3f} s a step.")
 
 # %% ../nbs/appendix/report.ipynb #b28050b6
 def measure(model: nn.Module, run: Run) -> dict:
@@ -121,9 +121,9 @@ def with_text(
 WRITERS = {"clm": "next token", "masked": "missing tokens"}  # a figure, and its name
 
 
-def figures(summary: dict) -> str:
-    "The held-out figures as a table, each beside its baseline."
-    row = "  {:26}{:>12}{:>12}{:>12}{:>10}".format
+def figure_rows(summary: dict) -> list[tuple]:  # the first is the header
+    "The held-out figures as rows of words, each beside its baseline."
+    row = lambda *words: words
     lines = [row("on held-out text", "this model", "unigram", "bigram", "best")]
     for name, about in WRITERS.items():
         if f"{name}_loss" not in summary: continue
@@ -139,31 +139,57 @@ def figures(summary: dict) -> str:
             lines.append(row(what, *(
                 "" if x is None else format(do(x), form) for x in values)))
     if "mlm_loss" in summary:
-        sources = "mlm", "unigram", "bigram"
-        losses = [summary[f"{name}_loss"] for name in sources]
-        right = [summary[f"{name}_accuracy"] for name in sources]
+        names = [name for name in ("mlm", "unigram", "bigram") if f"{name}_loss" in summary]
+        losses = [summary[f"{name}_loss"] for name in names]
+        right = [summary[f"{name}_accuracy"] for name in names]
+        rest = [""] * (3 - len(names))
         best = summary.get("mlm_accuracy_bound")
         lines += [
-            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), ""),
-            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), ""),
+            row("masked words, loss", *(f"{loss:.3f}" for loss in losses), *rest, ""),
+            row("masked words, perplexity", *(f"{math.exp(x):.2f}" for x in losses), *rest, ""),
             row("masked words, accuracy", *(f"{share:.1%}" for share in right),
-                "" if best is None else f"{best:.1%}")]
+                *rest, "" if best is None else f"{best:.1%}")]
     if "nsp_accuracy" in summary:
         lines.append(row("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
                          "(coin)", f"{0.5:.1%}", ""))
-    return "\n".join(lines)
+    return lines
+
+
+def figures(summary: dict) -> str:
+    "The held-out figures as a table, each beside its baseline."
+    return plain_table(figure_rows(summary))
+
+# %% ../nbs/appendix/report.ipynb #26bc2329
+def meaning(summary: dict) -> str:
+    "What the columns of the table mean, and what to do where nothing is learned yet."
+    lines = []
+    if "unigram_loss" in summary:
+        lines.append("unigram: guesses by how common each piece is; bigram: by the piece "
+                     "before, too.")
+    if summary.keys() & {"mlm_accuracy_bound", "best_loss"}:
+        lines.append("best: all that can be known, by the grammar that tells the stories.")
+    loss = next((summary[f"{name}_loss"] for name in ("mlm", *WRITERS)
+                 if f"{name}_loss" in summary), None)
+    if loss is not None and loss >= summary.get("unigram_loss", math.inf):
+        lines.append("This model is not yet better than the unigram: train longer.")
+    return "\n".join(f"  {line}" for line in lines)
 
 # %% ../nbs/appendix/report.ipynb #9de42180
-def accuracies(figures: dict) -> str:
-    "A fine-tuned BERT's accuracy as a table, with its neighbours."
+def accuracy_rows(figures: dict) -> list[tuple]:  # the first is the header
+    "A fine-tuned BERT's accuracy as rows of words, with its neighbours."
     names = {"this model": "bert", "bag of words": "bag_of_words",
              "commonest label": "majority"}
-    rows = [f"  on {figures['examples'][-1]:,} texts not learned from"]
+    rows = [(f"on {figures['examples'][-1]:,} texts not learned from", "accuracy",
+             "95 % interval")]
     for name, key in names.items():
         low, high = figures[key]["interval"]
-        rows.append(f"  {name:20}{figures[key]['accuracy']:>8.1%}"
-                    f"   ({low:.1%} to {high:.1%})")
-    return "\n".join(rows)
+        rows.append((name, f"{figures[key]['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"))
+    return rows
+
+
+def accuracies(figures: dict) -> str:
+    "A fine-tuned BERT's accuracy as a table, with its neighbours."
+    return plain_table(accuracy_rows(figures))
 
 # %% ../nbs/appendix/report.ipynb #593dbacc
 QUESTIONS = [
@@ -281,11 +307,26 @@ def draw_curves(lines: list[dict], summary: dict):
     return show_curves(curves, lines=base, alt=alt)
 
 # %% ../nbs/appendix/report.ipynb #83b5bfd3
+def check_diverged(lines: list[dict]) -> None:
+    "FloatingPointError where the loss ended far above that of the first line."
+    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    first, last = (list(losses.values())[k] for k in (0, -1)) if losses else (0, 0)
+    if last <= 2 * first: return
+    step = next(step for step, loss in losses.items() if loss > 2 * first)
+    raise FloatingPointError(
+        f"The training diverged at step {step}, from a loss of {first:.4g} to {last:.4g} in "
+        "the end: start a new run with a lower learning rate, or a longer warm-up.")
+
+
 def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
-    model = model.cpu()
+    say("Measuring on held-out text ...")
+    model, lines = model.cpu(), read_metrics(run.folder)
+    check_diverged(lines)
     save_pretrained(model, run.tokenizer, run.folder)
     summary = measure(model, run) | dict(train_seconds=seconds)
-    draw_curves(read_metrics(run.folder), summary).savefig(run.folder / "curves.png")
+    if lines:
+        with naming(run.folder / "curves.png"):
+            draw_curves(lines, summary).savefig(run.folder / "curves.png")
     write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from tqdm import tqdm
 
 from .callbacks import Callback, TensorBoard
 from .checkpoints import list_checkpoints, only_run_in, seconds_trained
 from .config_files import config_text
-from .core import choose_precision, seeded, write_whole
+from .core import choose_precision, going_on, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .evaluation import evaluate
@@ -35,6 +34,7 @@ from .optimizers import make_optimizers
 from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
+from .progress import Progress, is_shown, say
 from .recipe import (
     FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, read_options)
 from .tokenizer import WordPieceTokenizer
@@ -53,6 +53,7 @@ def first_form(
     texts: Iterable,  # documents, for the vocabulary
 ) -> tuple[Any, WordPieceTokenizer]:
     "The model's sizes and a vocabulary learned from the text."
+    say("Learning the vocabulary ...")
     tokenizer = WordPieceTokenizer.train(
         sample_sentences(texts), vocab_size=options.vocab_size)
     sizes = resolve(KINDS[options.model].config)
@@ -83,6 +84,7 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
         raise ValueError(f"{unit} of {options.length} tokens do not fit a model that "
                          f"reads {room}: give --length {room} or less, or a model that "
                          "was begun with a larger --max-position-embeddings.")
+    say("Turning the text into ids ...")
     config = with_dropout(config, options.dropout)
     Corpus.build(train, tokenizer, folder / "corpus", options.processes)
     Corpus.build(val, tokenizer, folder / "val")
@@ -118,8 +120,16 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
     if not (folder / "run.yaml").exists():
         raise FileNotFoundError(f"{folder} is not the folder of a run: give one that "
                                 "minibert pretrain made.")
-    options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
-    _, _, config = read_kind(folder)
+    path = folder / "run.yaml"
+    options = PretrainOptions(**read_options(path, PretrainOptions, whole=True))
+    kind, _, config = read_kind(folder)
+    if kind not in KINDS[options.model].architectures:
+        raise ValueError(f"In {path}, model is {options.model}, and config.json beside it "
+                         f"describes a {kind}: copy both again.")
+    room = getattr(config, "max_position_embeddings", options.length)
+    if options.length > room:
+        raise ValueError(f"In {path}, length is {options.length}, and config.json beside it "
+                         f"describes a model that reads {room}: copy both again.")
     tokenizer = open_tokenizer(folder)
     texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
     return Run(folder, options, config, tokenizer, *texts)
@@ -301,13 +311,13 @@ def callbacks_for(run: Run) -> list[Callback]:
 class _Counted:
     "A sampler that counts the steps, and hands out no batch once asked to stop."
 
-    def __init__(self, sampler: PairSampler, bar: tqdm, asked):
+    def __init__(self, sampler: PairSampler, bar: Progress, asked):
         self.sampler, self.bar, self.asked = sampler, bar, asked
         self.tokenizer = sampler.tokenizer
 
     def batch(self, step: int, batch_size: int) -> dict:
         if self.asked.is_set(): raise KeyboardInterrupt
-        self.bar.update(step - self.bar.n)
+        self.bar.update(step - self.bar.done)
         return self.sampler.batch(step, batch_size)
 
 # %% ../nbs/appendix/runs.ipynb #3b9abf1e
@@ -320,17 +330,21 @@ def train_by_hand(
 ) -> BertForPreTraining:  # another model, with the last weights
     "Train with NumPy alone; Ctrl-C and SIGTERM save the weights and stop."
     from minibert.numpy_bert.training import pretrain_numpy
-    bar, steps = tqdm(total=training.steps, unit="step"), training.steps
+    steps = training.steps
+    bar = Progress(steps, show=is_shown())
+    def show(lines: list[dict]) -> None:
+        bar.update(lines[-1]["step"] - bar.done)
+        bar.tell({name: lines[-1][f"{name}_loss"] for name in ("mlm", "nsp")})
     with only_run_in(folder), bar, asked_to_stop() as asked:
         counted, params = _Counted(sampler, bar, asked), numpy_weights(model)
         try: pretrain_numpy(
                 model.config, counted, training, folder, params=params,
-                callbacks=callbacks)
+                callbacks=[*callbacks, Callback(show)])
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"Stopped before step {bar.n + 1} of {steps}: the weights are saved in "
+                f"Stopped before step {bar.done + 1} of {steps}: the weights are saved in "
                 f"{folder}; NumPy keeps no checkpoints to go on from.") from None
-        bar.update(steps - bar.n)
+        bar.update(steps - bar.done)
     return load_pretrained(folder)
 
 # %% ../nbs/appendix/runs.ipynb #a9e3c8c9
@@ -345,7 +359,8 @@ def train(
     if run.options.backend == "numpy":
         model = train_by_hand(model.cpu(), sampler, training, run.folder, callbacks)
         return model, round(time.monotonic() - start, 3)
-    fit(model, sampler, training, run.folder, callbacks=callbacks)
+    fit(model, sampler, training, run.folder, callbacks=callbacks,
+        progress=is_shown())
     return model, seconds_trained(run.folder)
 
 # %% ../nbs/appendix/runs.ipynb #b2f8d011
@@ -388,7 +403,7 @@ def go_on(
     training = training_config(run.options)
     sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
     model, _ = resume(folder, sampler, training, device=own_device(),
-                      callbacks=callbacks_for(run))
+                      callbacks=callbacks_for(run), progress=is_shown())
     return run, model, seconds_trained(folder)
 
 # %% ../nbs/appendix/runs.ipynb #f22b15f2
@@ -409,13 +424,16 @@ def tune(options: dict) -> tuple[Path, dict]:  # the new folder, the figures
     "Fine-tune into a new folder; where another run takes the number, into the next."
     own = {name.name: options[name.name] for name in fields(FinetuneConfig)}
     def number() -> int:  # of the folder; 0 where `out` names it
-        folder = new_folder(own["out"], "tuned")
+        folder = new_folder(own["out"])
         return int(folder.name) if own["out"] is None else 0
     tried = None
     while True:
         chosen = first_alone(number)
-        folder = Path(f"tuned/{chosen}" if own["out"] is None else own["out"])
-        try: return folder, run_finetuning(FinetuneConfig(**own | dict(out=str(folder))))
+        folder = Path(f"runs/{chosen}" if own["out"] is None else own["out"])
+        config = FinetuneConfig(**own | dict(out=str(folder)))
+        try:
+            with going_on("finetune", folder):
+                return folder, run_finetuning(config, progress=is_shown())
         except FileExistsError:
             if folder == tried: raise
             tried = folder

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from .callbacks import Callback, forecast, join_figures
+from .callbacks import Callback, join_figures
 from .checkpoints import (
     append_metrics, check_same, cut_metrics, keep_batch, latest_checkpoint,
     list_checkpoints, restore_optimizers_, save_checkpoint)
@@ -26,6 +25,7 @@ from .families import family_of
 from .files import read_weights
 from .optimizers import make_optimizers
 from .parallel import any_process, join_processes, share_weights_
+from .progress import Progress
 from .recipe import TrainingConfig
 
 # %% auto #0
@@ -115,18 +115,13 @@ def log_line(
     line: dict[str, float],  # of the step
     measured: dict[str, float],  # at a checkpoint
     callbacks: Sequence[Callback],
-    bar: tqdm,
+    bar: Progress,
 ) -> None:
     "Keep a line of metrics, on disk too, and show it."
     line = join_figures(dict(step=state.step) | line, measured)
     state.history.append(line)
-    if not bar.disable:
-        said = bar.format_dict
-        bar.set_description_str(
-            forecast(said["elapsed"], bar.n - bar.initial, bar.total), refresh=False)
-        bar.set_postfix({name.removesuffix("_loss"): f"{value:.3f}"
-                         for name, value in line.items() if name.endswith("_loss")
-                         and (name not in measured or name == "val_loss")})
+    bar.tell({name.removesuffix("_loss"): value for name, value in line.items()
+              if name.endswith("_loss") and (name not in measured or name == "val_loss")})
     if state.folder and state.first: append_metrics(state.folder, line)
     for callback in callbacks:
         if callback.on_log: callback.on_log(state.history)

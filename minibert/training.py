@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .callbacks import Callback, join_figures, measure_all
 from .checkpoints import only_run_in, read_about
@@ -23,6 +22,7 @@ from .heads import BertForPreTraining
 from .pairs import PairSampler
 from .parallel import (
     add_up_, any_process, asked_to_stop, check_cut, join_processes, split_batch)
+from .progress import Progress
 from .recipe import TrainingConfig, schedule_at
 from .tokenizer import WordPieceTokenizer
 from .train_state import begin_run, log_line, not_finite, stopped
@@ -104,7 +104,7 @@ def fit(
     resume: bool = False,  # go on from the newest checkpoint in the folder
     about: dict | None = None,  # what else a resumed run must agree with
     callbacks: Iterable[Callback] = (),  # who looks on, in the first process
-    progress: bool = True,  # a bar
+    progress: bool = True,  # a bar, or lines where there is no terminal
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Train a model on examples to the config's last step; Ctrl-C saves and stops."
     world = join_processes()[1]
@@ -112,9 +112,8 @@ def fit(
     with only_run_in(folder), ExitStack() as stack:
         state = begin_run(model, examples, config, folder, about, resume)
         callbacks = tuple(callbacks) if state.first else ()
-        bar = stack.enter_context(tqdm(
-            total=config.steps, initial=state.step, unit="step",
-            disable=not (progress and state.first)))
+        bar = stack.enter_context(Progress(
+            config.steps, state.step, show=progress and state.first))
         asked = stack.enter_context(asked_to_stop())
         while state.step < config.steps:
             batch = examples.batch(state.step, config.batch_size)

@@ -2,6 +2,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +38,9 @@ def call(*words, cwd=None, code=0):
 
 
 def refused(*words, cwd=None):
-    "The one sentence with which the command refuses: exit code 2, nothing printed, no traceback."
+    "The one sentence with which the command refuses, after what it said of its progress: exit code 2, nothing printed, no traceback."
     out, err = call(*words, cwd=cwd, code=2)
+    err = re.sub(r"^(?!minibert: ).* \.\.\.\n", "", err, flags=re.M)
     assert not out and err.startswith("minibert: ") and err.count("\n") == 1, err
     return err
 

@@ -290,25 +290,25 @@ def test_finetune_and_classify(run, tmp_path):
     table.write_text("text,label\n" + "".join(f"{who} lost a ball {n}.,{who}\n" for n in range(40) for who in ("anna", "tom")))
     quick = ("--epochs", 1, "--length", 12, "--batch-size", 8)
     out, _ = call("finetune", run, "--dataset", table, *quick, cwd=tmp_path)
-    assert "Saved in tuned/1" in out and "bag of words" in out
-    answer = call("classify", tmp_path / "tuned/1", "tom lost a ball.")[0].split()
+    assert "Saved in runs/1" in out and "bag of words" in out
+    answer = call("classify", tmp_path / "runs/1", "tom lost a ball.")[0].split()
     assert set(answer[::2]) == {"anna", "tom"}
     import transformers as hf
-    theirs = hf.pipeline("text-classification", str(tmp_path / "tuned/1"))("tom lost a ball.")[0]
+    theirs = hf.pipeline("text-classification", str(tmp_path / "runs/1"))("tom lost a ball.")[0]
     assert theirs["label"] == answer[0] and abs(100 * theirs["score"] - float(answer[1][:-1])) < 0.06
     assert "who" in refused("finetune", run, "--dataset", table, "--label-column", "who")
     assert "nothing to learn from" in refused("finetune", run)
-    assert "exists" in refused("finetune", run, "--dataset", table, "--out", tmp_path / "tuned/1")
-    told = refused("finetune", "--resume", tmp_path / "tuned/1", "--epochs", 9)
+    assert "exists" in refused("finetune", run, "--dataset", table, "--out", tmp_path / "runs/1")
+    told = refused("finetune", "--resume", tmp_path / "runs/1", "--epochs", 9)
     assert "--epochs was 1 and is 9" in told
-    assert "--epochs was 1 and is 3" in refused("finetune", "--resume", tmp_path / "tuned/1", "--epochs", 3)
-    assert "--run was" in refused("finetune", tmp_path, "--resume", tmp_path / "tuned/1")
-    call("finetune", "--resume", tmp_path / "tuned/1", *quick)
+    assert "--epochs was 1 and is 3" in refused("finetune", "--resume", tmp_path / "runs/1", "--epochs", 3)
+    assert "--run was" in refused("finetune", tmp_path, "--resume", tmp_path / "runs/1")
+    call("finetune", "--resume", tmp_path / "runs/1", *quick)
 
 
 def test_the_command_starts_light():
     "Help and small commands do not wait for what only some commands need."
-    code = "import sys, minibert.cli; print([m for m in ('matplotlib', 'sklearn', 'scipy', 'datasets', 'transformers', 'pandas', 'tensorboard', 'accelerate') if m in sys.modules])"
+    code = "import sys, minibert.cli; print([m for m in ('torch', 'numpy', 'rich', 'matplotlib', 'sklearn', 'scipy', 'datasets', 'transformers', 'pandas', 'tensorboard', 'accelerate') if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert told.stdout.strip() == "[]", told
 
@@ -404,12 +404,13 @@ def test_only_the_first_process_reads_the_time_of_the_training(run, tmp_path, mo
 
 def test_a_machine_that_is_slower_than_promised_says_so(run, monkeypatch, capsys):
     from minibert import report as cli
+    from minibert.progress import shown
     opened = cli.open_run(run)
     for steps, each, said in ((2500, 0.53, "about 22 min"), (2500, 0.04, ""), (30, 60, "")):
         monkeypatch.setattr(cli, "seconds_a_step", lambda *args, each=each, **kwargs: each)
         slow = cli.replace(opened, options=cli.replace(opened.options, steps=steps))
-        cli.say_how_long(slow, None)
-        told = capsys.readouterr().out
+        with shown(): cli.say_how_long(slow, None)
+        told = capsys.readouterr().err
         assert said in told and bool(told) == bool(said) and told.count("\n") == bool(said)
 
 
@@ -464,14 +465,14 @@ def test_resume_ignores_no_edit_of_run_yaml(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     path, lines = tmp_path / "run/run.yaml", (run / "run.yaml").read_text().splitlines()
     for name, new, said in (("steps", "9", "--steps was 4 and is 9"), ("dataset", "other", "--dataset was stories and is other"),
-                            ("size", "mini", "--size was tiny and is mini"), ("steps", None, "--steps was 4 and is 1100")):
+                            ("size", "mini", "--size was tiny and is mini"), ("steps", None, "run.yaml lacks steps")):
         edited = [line for line in lines if not line.startswith(f"{name}:")]
         path.write_text("\n".join(edited + ([f"{name}: {new}"] if new else [])))
         assert said in refused("pretrain", "--resume", tmp_path / "run")
     (tmp_path / "run/.run.yaml").unlink()  # the checkpoint remembers what decides its numbers
     path.write_text("\n".join(lines).replace("steps: 4", "steps: 9"))
     assert "steps was 4 and is 9" in refused("pretrain", "--resume", tmp_path / "run")
-    path.write_text("\n".join(lines) + "\ntensorboard: false\nwatch: true\n")
+    path.write_text("\n".join(lines).replace("watch: false", "watch: true") + "\n")
     call("pretrain", "--resume", tmp_path / "run")
 
 
@@ -496,14 +497,13 @@ def test_a_number_is_claimed_once(tmp_path):
 def test_two_at_once_get_two_folders(run, tmp_path):
     table = tmp_path / "who.csv"
     table.write_text("text,label\n" + "".join(f"{who} lost a ball {n}.,{who}\n" for n in range(20) for who in ("anna", "tom")))
-    for words, home in ((("pretrain", *QUICK), "runs"),
-                        (("finetune", run, "--dataset", table, "--epochs", 1, "--length", 12), "tuned")):
+    for words, numbers in ((("pretrain", *QUICK), "12"), (("finetune", run, "--dataset", table, "--epochs", 1, "--length", 12), "34")):
         both = [start(*words, cwd=tmp_path) for _ in range(2)]
         told = [process.communicate() for process in both]
         assert [process.returncode for process in both] == [0, 0], told
-        assert {out.split("Saved in ")[1].split()[0].rstrip(".") for out, _ in told} == {f"{home}/1", f"{home}/2"}
-        assert sorted(path.name for path in (tmp_path / home).iterdir()) == ["1", "2"]
-        for k in "12": assert (tmp_path / home / k / "model.safetensors").exists()
+        assert {out.split("Saved in ")[1].split()[0].rstrip(".") for out, _ in told} == {f"runs/{k}" for k in numbers}
+        for k in numbers: assert (tmp_path / "runs" / k / "model.safetensors").exists()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("name,damage", [
@@ -535,7 +535,7 @@ def test_weights_that_are_no_numbers_give_no_answer(run, tmp_path):
             assert "finite" in refused(command, tmp_path / "run", *words), (command, name)
 
 
-@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "inspect", "probe", "bench"])
+@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "inspect", "probe", "bench", "runs", "compare", "generate"])
 def test_every_option_has_a_help_text(command):
     out, _ = call(*command.split(), "--help")
     lines = [line for line in (line.strip("│ ") for line in out.splitlines()) if line]
@@ -556,7 +556,7 @@ def test_two_processes_train_what_one_does(tmp_path):
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     two = subprocess.run([*launch, *map(str, words), "--out", str(tmp_path / "two")], env=env, capture_output=True, text=True)
     assert two.returncode == 0, two.stderr
-    assert two.stdout.count("Saved in") == two.stdout.count("Training in") == 1
+    assert two.stdout.count("Saved in") == two.stderr.count("Training in") == 1
     losses = [[json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
               for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
@@ -582,19 +582,19 @@ def test_two_processes_fine_tune_as_one_does(run, tmp_path):
     call(*words, "--out", tmp_path / "one")
     two = by_two(*words)
     assert two.returncode == 0, two.stderr
-    assert two.stdout.count("Saved in tuned/1") == two.stdout.count("bag of words") == 1
-    assert losses("tuned/1") == pytest.approx(losses("one"), rel=1e-4) and figures("tuned/1") == figures("one")
-    shutil.rmtree(max((tmp_path / "tuned/1/checkpoints").iterdir()))
-    for name in ("figures.json", "model.safetensors"): (tmp_path / "tuned/1" / name).unlink()
-    again = by_two("finetune", "--resume", tmp_path / "tuned/1")
-    assert again.returncode == 0 and figures("tuned/1") == figures("one"), again.stderr
+    assert two.stdout.count("Saved in runs/1") == two.stdout.count("bag of words") == 1
+    assert losses("runs/1") == pytest.approx(losses("one"), rel=1e-4) and figures("runs/1") == figures("one")
+    shutil.rmtree(max((tmp_path / "runs/1/checkpoints").iterdir()))
+    for name in ("figures.json", "model.safetensors"): (tmp_path / "runs/1" / name).unlink()
+    again = by_two("finetune", "--resume", tmp_path / "runs/1")
+    assert again.returncode == 0 and figures("runs/1") == figures("one"), again.stderr
     frozen = by_two(*words, "--frozen")
-    assert frozen.returncode == 0 and frozen.stdout.count("Saved in tuned/2") == 1, frozen.stderr
+    assert frozen.returncode == 0 and frozen.stdout.count("Saved in runs/2") == 1, frozen.stderr
     taken = by_two(*words, "--out", tmp_path / "one")
     assert taken.returncode != 0 and taken.stderr.count("exists: give a new folder") == 1
     small = by_two(*words, "--gradient-accumulation-steps", 5)
     assert small.returncode != 0 and "A batch of 9 rows cannot be cut into 10 parts" in small.stderr
-    assert sorted(path.name for path in (tmp_path / "tuned").iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["1", "2"]
 
 
 @pytest.mark.parametrize("objective, other", [("mlm", "nsp"), ("nsp", "mlm")])

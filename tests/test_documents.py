@@ -61,7 +61,7 @@ def test_bad_sources_get_one_sentence(tmp_path):
     (tmp_path / "latin.txt").write_bytes("Café.".encode("latin-1"))
     (tmp_path / "late.txt").write_bytes(b"word. Word.\n\n" * 100_000 + b"\xff")
     (tmp_path / "nothing").mkdir()
-    for name, said in (("empty.txt", "empty"), ("latin.txt", "UTF-8"), ("nothing", "could not be loaded"), ("no/such/place", "could not be loaded")):
+    for name, said in (("empty.txt", "empty"), ("latin.txt", "UTF-8"), ("nothing", "could not be loaded"), ("no/such/place", "There is no file or folder")):
         with pytest.raises(ValueError, match=said) as error: load_documents(tmp_path / name)
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="UTF-8"): list(load_documents(tmp_path / "late.txt"))
@@ -120,7 +120,7 @@ def test_what_the_hub_says_is_passed_on(online, monkeypatch):
 
 
 def test_what_cannot_be_a_name_on_the_hub_is_a_path_that_is_not_there(online, tmp_path):
-    with pytest.raises(ValueError, match="Couldn't find any data file"): load_documents(tmp_path / "nowhere/at/all")
+    with pytest.raises(ValueError, match="There is no file or folder"): load_documents(tmp_path / "nowhere/at/all")
 
 
 def test_a_local_path_never_asks_the_network(online, monkeypatch, hub):

@@ -62,6 +62,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "parallel": 9.2,
     "optimizers": 9.3,
     "checkpoints": 9.5,
+    "progress": 9.1,
     "callbacks": 9.6,
     "train_state": 9.7,
     "parity_parts": 11.5,
@@ -86,6 +87,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "windows": 19.9,
     "spans": 20.5,
     "gaps": 21.5,
+    "summarising": 21.5,
     "bench": 24.5,
     "side_by_side": 21.6,
     "kinds": 88,
@@ -93,6 +95,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "runs": 89,
     "course": 89.3,
     "report": 89.5,
+    "overview": 89.7,
     "cli": 90,
 }
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}

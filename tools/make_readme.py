@@ -13,15 +13,15 @@ from nbconvert import MarkdownExporter
 
 SUBJECTS = {
     "The ground": "core sums show diagrams recipe",
-    "Text": "text tokenizer_files vocabulary rows tokenizer_proofs documents stories corpus labels labelled bags",
+    "Text": "text tokenizer_files vocabulary rows tokenizer_proofs other_tokenizers documents stories corpus labels labelled bags",
     "Models": "config_files memory inputs embeddings_proofs rotary attention_parts parts encoder_proofs model_proofs losses asking heads_proofs "
-              "families files weights_proofs parity_parts classifier_parts classifiers compare",
+              "families files weights_proofs parity_parts classifier_parts classifiers compare compared",
     "Examples": "masking_proofs pairs_parts pairs_proofs windows prompts spans",
-    "Training": "optimizers parallel checkpoints train_state callbacks training_proofs finetuning_proofs going_on",
+    "Training": "optimizers parallel checkpoints train_state callbacks progress training_proofs finetuning_proofs going_on",
     "By hand": "numpy_weights numpy_proofs numpy_flow numpy_parts numpy_training_proofs",
-    "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page bench profiling products "
+    "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page pictured bench profiling products "
                  "speed_proofs plateau probe_vectors probe_figures roles probing_proofs",
-    "Runs": "runs kinds report finetune_runs probe_runs course options cli",
+    "Runs": "runs kinds report finetune_runs probe_runs course overview options cli",
     "Exercises": "exercises checks",
 }
 
