@@ -90,7 +90,7 @@ def test_files_that_are_no_config(tmp_path):
     path = tmp_path / "config.json"
     with pytest.raises(FileNotFoundError, match="no file"): BertConfig.from_json_file(path)
     with pytest.raises(FileNotFoundError, match="no file"): BertConfig.from_json_file(tmp_path)
-    for content, words in [(b"", "not JSON"), (b'{"a', "not JSON"), (b"\xff\xfe\x00", "not JSON"), (b"[1]", "list")]:
+    for content, words in [(b"", "no whole JSON"), (b'{"a', "no whole JSON"), (b"\xff\xfe\x00", "UTF-8"), (b"[1]", "no whole JSON")]:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=words): BertConfig.from_json_file(path)
 

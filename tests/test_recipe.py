@@ -44,7 +44,7 @@ def test_a_file_gives_what_is_meant(tmp_path, text, options):
     ("only prose", "no options"), ("", "no options"), ("- 1", "no options"), ("a: [", "cannot be read"), ("batchsize: 8", "'batchsize', which is no option: write batch_size"),
     ("colour: red", "leave it out"), ("1: 2", "leave it out"), ("steps: 2.5", "steps is '2.5'"), ("steps: 0", "steps is 0"), ("steps: yes", "steps is 'yes'"), ("steps: null", "steps is None"),
     ("learning_rate: .inf", "learning_rate is '.inf'"), ("learning_rate: 1e999", "learning_rate is inf"), ("whole_words: maybe", "whole_words is 'maybe'"),
-    ("recipe: bert", "'recipe'"), ("size: {a: 1}", "size is"), ("name: [a, b]", "name is")])
+    ("recipe: bert", "'recipe'"), ("size: {a: 1}", "size is"), ("name: [a, b]", "name is"), ("dataset: ''", "dataset is ''")])
 def test_a_file_with_a_mistake_is_named(tmp_path, text, said):
     (tmp_path / "options.yaml").write_text(text)
     with pytest.raises(ValueError, match="options.yaml") as problem: read_options(tmp_path / "options.yaml", PretrainOptions)

@@ -238,7 +238,7 @@ def test_a_yaml_bomb_is_no_bomb(tmp_path):
 def test_what_is_not_foreseen_is_one_line_too(run, tmp_path, monkeypatch):
     from minibert import cli
     def fails(options): raise TypeError("a\nb")
-    monkeypatch.setitem(cli.RUNS, cli.Evaluate, fails)
+    monkeypatch.setitem(cli.FUNCTIONS, cli.Evaluate, fails)
     assert "a mistake in minibert (TypeError: a b)" in refused("evaluate", run)
     monkeypatch.setenv("MINIBERT_DEBUG", "1")
     with pytest.raises(TypeError): cli.main(["evaluate", str(run)])
