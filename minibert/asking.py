@@ -5,10 +5,14 @@
 # %% ../nbs/appendix/asking.ipynb #9c69f3a9
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor, nn
 
+from .recipe import PretrainOptions, read_options
+
 # %% auto #0
-__all__ = ['encode_for', 'finite_answer']
+__all__ = ['HEADS', 'encode_for', 'learned', 'check_learned', 'finite_answer']
 
 # %% ../nbs/appendix/asking.ipynb #3631d5c3
 def encode_for(
@@ -30,6 +34,29 @@ def encode_for(
         raise ValueError(f"A text has {length} pieces with [CLS] and [SEP], and the "
                          f"model reads {most}: shorten it.")
     return {name: ids.to(model.word_embeddings.device) for name, ids in batch.items()}
+
+# %% ../nbs/appendix/asking.ipynb #4c0b0faa
+HEADS = {"mlm": ("mlm_head",), "nsp": ("bert.pooler", "nsp_head")}  # who answers
+
+
+def learned(
+    model: nn.Module,  # a BertForPreTraining
+    run: str | Path,  # where it was opened from
+) -> list[str]:  # of "mlm" and "nsp"
+    "What a BERT has learned to answer, as far as its files tell."
+    path, fresh = Path(run) / "run.yaml", getattr(model, "fresh", ())
+    options = read_options(path, PretrainOptions) if path.is_file() else {}
+    asked = "mlm,nsp" if options.get("start") else options.get("objectives", "mlm,nsp")
+    return [name for name, parts in HEADS.items()
+            if name in asked and not set(parts) & set(fresh)]
+
+
+def check_learned(model: nn.Module, run: str | Path, objective: str) -> None:
+    "Refuse to ask a head that nobody has trained: ValueError."
+    if hasattr(model, "mlm_head") and objective not in learned(model, run):
+        raise ValueError(f"{run} has no trained head for {objective}, and one that "
+                         "starts fresh answers at random: give a BERT that has been "
+                         f"pre-trained with the objective {objective}.")
 
 # %% ../nbs/appendix/asking.ipynb #f10a9e02
 def finite_answer(

@@ -33,8 +33,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from .config import BertConfig
-from .core import (
-    deaf_children, fast_bfloat16, follow_parent, keep_freed_memory, seeded, write_whole)
+from minibert.core import (
+    check_free, deaf_children, fast_bfloat16, follow_parent, keep_freed_memory, seeded,
+    write_whole)
 from .corpus import Corpus
 from .documents import load_documents
 from .heads import BertForPreTraining
@@ -371,6 +372,7 @@ def bench(
 ) -> dict:  # "machine", "settings", "cases"
     "Time training steps of minibert and of Hugging Face, in turn, on equal batches."
     if rounds < 1: raise ValueError(f"rounds is {rounds}: give 1 or more.")
+    chart = None if out is None else _chart(out)
     threads, shape = threads or _processors(), (batch_size, length)
     until, found = time.monotonic() + 60 * minutes, []
     for k, (size, V) in enumerate(cases):
@@ -380,9 +382,19 @@ def bench(
                     transformers=importlib.util.find_spec("transformers") is not None)
     result = dict(machine=_machine(), settings=settings, cases=found)
     if out is not None:
+        from minibert.show import write_figure
         write_whole(out, json.dumps(result, indent=1) + "\n")
-        draw_bench(result).savefig(Path(out).with_suffix(".png"))
+        write_figure(draw_bench(result), chart)
     return result
+
+# %% ../nbs/appendix/bench.ipynb #0fe3dc61
+def _chart(out: str | Path) -> Path:
+    "Where the picture beside a JSON file goes; an error if either place is taken."
+    out = check_free(out, "file")
+    if out.suffix == ".png":
+        raise ValueError(f"{out} is to be a JSON file, and a chart of that name goes "
+                         "beside it: give a name that ends in .json with --out.")
+    return check_free(out.with_suffix(".png"), "file")
 
 # %% ../nbs/appendix/bench.ipynb #49824973
 def _measure(size: str, V: int, rounds: int, seconds: float, shape, threads) -> dict:

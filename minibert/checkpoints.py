@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .core import AtLeastZero, Count, check_values, naming, read_json, read_text, write_whole
 from .files import write_model
 from .parallel import join_processes
+from .sums import check_sum, keep_sums
 
 # %% auto #0
 __all__ = ['optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'read_state', 'read_about', 'seconds_trained',
@@ -64,17 +65,18 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
 def read_state(
     checkpoint: Path,
 ) -> dict:  # step, seconds, sha256, about, measured
-    "What a checkpoint says of itself; ValueError where that cannot be read."
+    "What a checkpoint says of itself; ValueError where that is damaged."
     try:
         state = read_json(checkpoint / "state.json", _STATE, tuple(_STATE))
         check_values(state["about"], _PARTS, "about.")
+        check_sum(checkpoint / "state.json")
         if state["step"] != int(checkpoint.name):
             raise ValueError(f"step is {state['step']}, and the folder says "
                              f"{int(checkpoint.name)}")
-        return {name: state[name] for name in _STATE}
     except (OSError, ValueError) as problem:
         raise ValueError(f"The checkpoint {checkpoint} is damaged: its state.json "
                          f"cannot be read ({problem}).") from None
+    return {name: state[name] for name in _STATE}
 
 
 _PARTS = dict.fromkeys(("model", "examples", "training"), dict)
@@ -133,6 +135,7 @@ def save_checkpoint(
         state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
                      measured=measured or {})
         write_whole(aside / "state.json", json.dumps(state, indent=1))
+        keep_sums(aside, "state.json")
         if final.exists(): shutil.rmtree(final)
         os.replace(aside, final)
     finally: shutil.rmtree(aside, ignore_errors=True)

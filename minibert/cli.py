@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from typing import Any
 
 # %% auto #0
 __all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask',
            'run_next_sentence', 'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe',
-           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'main']
+           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'Plain', 'plain', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
-from .kinds import KINDS, check_backend, check_kind
+from .kinds import KINDS, check_backend, check_kind, check_start
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
@@ -49,6 +50,7 @@ def ask_more(summary: dict, kind: str, folder: Any) -> str:
 
 def run_pretrain(options: Pretrain) -> None:
     "From texts to a trained, measured and saved model."
+    check_start(options)
     check_backend(options)
     check_kind(options)
     if options.model == "bert": read_objectives(options.objectives)
@@ -83,16 +85,18 @@ def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint: a table in a terminal, or else JSON."
     say(f"Opening {options.run} ...")
     from minibert.report import figure_rows, meaning, measure, with_text
-    from minibert.runs import open_run
+    from minibert.runs import check_resumed, open_run
     from minibert.weights import load_pretrained
     if options.dataset is None:
-        if options.name is not None:
-            raise ValueError(f"--name {options.name} belongs to a data set: give it "
-                             "with --dataset.")
+        for name in ("name", "text_column"):
+            if (value := getattr(options, name)) != getattr(Evaluate, name):
+                raise ValueError(f"--{name.replace('_', '-')} {value} belongs to a data "
+                                 "set: give it with --dataset.")
         try: run = open_run(options.run)
         except FileNotFoundError as problem:
             raise FileNotFoundError(f"{problem} Another checkpoint is measured on a "
                                     "text that --dataset names.") from None
+        check_resumed(replace(run.options, out=None), run.folder)
     model = load_pretrained(options.run)
     if options.dataset is not None:
         run = with_text(options.run, model, options.dataset, options.name,
@@ -105,10 +109,12 @@ def run_evaluate(options: Evaluate) -> None:
 # %% ../nbs/appendix/cli.ipynb #5fcb7e4e
 def run_fill_mask(options: FillMask) -> None:
     "Print the likeliest pieces, a line for every [MASK]."
+    from minibert.asking import check_learned
     from minibert.heads import fill_mask
     from minibert.tokenizer import WordPieceTokenizer
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
+    check_learned(model, options.run, "mlm")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     found = fill_mask(model, tokenizer, options.text, k=options.k)
     print_found(options, dict(masks=[dict(answers) for answers in found]),
@@ -118,10 +124,12 @@ def run_fill_mask(options: FillMask) -> None:
 
 def run_next_sentence(options: NextSentence) -> None:
     "Print how likely it is that b follows a."
+    from minibert.asking import check_learned
     from minibert.heads import next_sentence
     from minibert.tokenizer import WordPieceTokenizer
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
+    check_learned(model, options.run, "nsp")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     share = next_sentence(model, tokenizer, options.a, options.b)
     print_found(options, dict(follows=share > 0.5, share=share),
@@ -218,7 +226,10 @@ def run_bench(options: Bench) -> None:
     say(f"Timing the steps, for about {options.minutes:g} minutes ...")
     keep_freed_memory()
     known = "minutes", "rounds", "batch_size", "length", "threads", "out"
-    cases = ((options.size, options.vocab_size),) if options.size else CASES
+    if options.vocab_size is not None and options.size is None:
+        raise ValueError(f"--vocab-size {options.vocab_size} is of one model: give its "
+                         "--size too; without, four models have their own.")
+    cases = ((options.size, options.vocab_size or 8192),) if options.size else CASES
     result = bench(cases, **{name: getattr(options, name) for name in known})
     print_found(options, result, bench_table(result))
 
@@ -296,6 +307,22 @@ def silenced(code: int) -> int:
     return code
 
 
+class Plain:
+    "A stream on which a character that steers a terminal is printed as its number."
+
+    def __init__(self, stream: Any): self.stream = stream
+
+    def __getattr__(self, name: str) -> Any: return getattr(self.stream, name)
+
+    def write(self, text: str) -> int: return self.stream.write(plain(text))
+
+
+def plain(text: str) -> str:
+    "The text with each control character, but tab and line end, as an escape."
+    escape = lambda found: found[0].encode("unicode_escape").decode()
+    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", escape, text)
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
     for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
@@ -305,7 +332,8 @@ def main(words: list[str] | None = None) -> int:  # the exit code
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
             options = parse(words)
-            with shown(not options.quiet): code = FUNCTIONS[type(options)](options) or 0
+            with shown(not options.quiet), redirect_stdout(Plain(sys.stdout)):
+                code = FUNCTIONS[type(options)](options) or 0
             if sys.stdout: sys.stdout.flush()
             return code
     except KeyboardInterrupt as stopped:
@@ -315,7 +343,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     except Exception as problem:
         if os.environ.get("MINIBERT_DEBUG"): raise
         from minibert.core import in_words
-        said = in_words(problem)
+        said = plain(in_words(problem))
         if not isinstance(problem, EXPECTED):
             said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "
                     "please report it with what MINIBERT_DEBUG=1 shows.")

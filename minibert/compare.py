@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core import write_whole
+from .core import check_free, write_whole
 from .families import family_of, resolve
 from .files import find_checkpoint
 from .other_tokenizers import open_tokenizer
@@ -101,10 +100,11 @@ _TEXTS = ["anna lost her red ball .", "she found it under the bed . it was still
 def compare_with_hf(
     name_or_folder: str | Path,
     texts: list[str] | None = None,  # two short ones where not given
-    out: str | Path | None = None,  # a folder for parity.json and parity.png
+    out: str | Path | None = None,  # a new folder for parity.json and parity.png
     **where,  # revision, cache_dir, local_files_only, as in load_pretrained
 ) -> dict:  # "parts": {part: {dtype: {"largest", "mean"}}}, "ids", "same", "verdict"
     "Open a checkpoint here and in transformers, and say how far each part differs."
+    if out is not None: check_free(out)
     with _transformers() as hf:
         folder = find_checkpoint(name_or_folder, **where)
         ours, texts = load_pretrained(folder), _TEXTS if texts is None else list(texts)
@@ -191,11 +191,11 @@ def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]) -> Any:  # both 
 
 # %% ../nbs/appendix/compare.ipynb #bb1c7a19
 def _write_comparison(result, kind, ours, theirs, batch, tokenizer, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    from minibert.show import write_figure
+    out.mkdir(parents=True)
     ids = batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist()
     n = len(ids)
     a, b = (side[kind.drawn][0, :n, 0, :n] for side in (ours, theirs))
     figure = _draw_head(a, b, [tokenizer.pieces[i] for i in ids])
-    figure.savefig(aside := out / ".parity.tmp.png")
-    os.replace(aside, out / "parity.png")
+    write_figure(figure, out / "parity.png")
     write_whole(out / "parity.json", json.dumps(result, indent=2) + "\n")

@@ -28,9 +28,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
-           'check_fields', 'naming', 'write_whole', 'read_text', 'read_json', 'in_words', 'going_on', 'deaf_children',
-           'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite',
-           'keep_freed_memory', 'follow_parent']
+           'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'read_json', 'in_words', 'going_on',
+           'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating',
+           'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -158,6 +158,24 @@ def write_whole(
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+# %% ../nbs/appendix/core.ipynb #ba700a5e
+def check_free(
+    out: str | Path,  # where results are to go
+    what: str = "folder",  # or "file", whose folder must be there
+) -> Path:  # the same
+    "Refuse a place that is taken, or that nothing can be put into: an OSError."
+    out = Path(out)
+    if os.path.lexists(out):
+        raise FileExistsError(f"{out} exists: give a new {what} with --out.")
+    home = next(path for path in out.parents if path.exists())
+    if not home.is_dir() or what == "file" and home != out.parent:
+        raise FileNotFoundError(f"{out} cannot be made: there is no folder {out.parent}. "
+                                f"Make it, or give another {what} with --out.")
+    if not os.access(home, os.W_OK):
+        raise PermissionError(f"{out} cannot be made: nobody lets us write into {home}. "
+                              f"Give another {what} with --out.")
+    return out
 
 # %% ../nbs/appendix/core.ipynb #5c7e187b
 _LARGEST = 1 << 26  # bytes of a small file: none of ours comes near

@@ -312,6 +312,15 @@ def _load_rows(source, name, split, text_column, streaming):
     return lambda: _texts(rows, text_column, source), apart
 
 # %% ../nbs/appendix/documents.ipynb #6b2fe76a
+def _check_unasked(source, name, text_column, streaming):
+    "Refuse what only a data set of tables has, where there are none: ValueError."
+    for flag, value, default in (("name", name, None), ("text-column", text_column, "text"),
+                                 ("streaming", streaming, False)):
+        if value != default:
+            raise ValueError(f"--{flag} {value} is of a data set, and {source} is plain "
+                             f"text: leave --{flag} out, or give another --dataset.")
+
+
 def load_documents(
     source: str | Path = "stories",  # or a data set's name, a folder, a text file
     name: str | None = None,  # the data set's configuration, as wikitext-2-v1
@@ -321,13 +330,15 @@ def load_documents(
     streaming: bool = False,  # a data set is read as it comes, and not kept
 ) -> Documents:  # iterate over it as often as you like
     "Read documents, lists of sentences; ValueError with a sentence if that fails."
-    what = f"{source}, {split}"
+    what, own = f"{source}, {split}", (name, text_column, streaming)
     if str(source) == "stories":
+        _check_unasked(source, *own)
         count = limit or (4000 if split == "train" else 400)
         told = [list(story.sentences) for story in stories(count, split=split)]
         return Documents(lambda: iter(told), what, limit)
     if files := _text_files(Path(source)):
         for file in files: _check_text(file)
+        _check_unasked(source, *own)
         read, apart = lambda: _read_files(files), False
     else:
         rows, apart = _load_rows(source, name, split, text_column, streaming)

@@ -27,6 +27,7 @@ from .config_files import read_config
 from .core import write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
+from .sums import check_sum, drop_sums, keep_sums
 
 # %% auto #0
 __all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'read_tensors', 'find_checkpoint', 'read_all', 'checked_state',
@@ -47,9 +48,11 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
     values = read_config(folder / "config.json")
     said = architecture or next(iter(values.get("architectures") or ()), None)
     name, family = find_family(values.get("model_type"), said)
-    try: return name, family, read_sizes(values, name)
+    try: sizes = read_sizes(values, name)
     except ValueError as problem:
         raise ValueError(f"In {folder / 'config.json'}: {problem}") from None
+    check_sum(folder / "config.json")
+    return name, family, sizes
 
 # %% ../nbs/appendix/files.ipynb #91d34d74
 _MOST_LAYERS = 1000  # a damaged config would build them for hours
@@ -85,8 +88,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"There is no {path}: the checkpoint is not whole.")
     try:
         path.open("rb").close()
-        if path.suffix == ".safetensors": return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors": state = load_file(path)
+        else: state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(f"{path} is damaged, or holds more than tensors and could run "
                          "code when opened: give a model.safetensors.") from None
@@ -99,6 +102,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
                          ) from None
     if not isinstance(state, dict) or not all(map(torch.is_tensor, state.values())):
         raise ValueError(f"{path} is no dictionary of tensors: give a state dict.")
+    check_sum(path)
     return state
 
 # %% ../nbs/appendix/files.ipynb #90ff20e9
@@ -325,7 +329,12 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:  # the folder to write t
     aside.mkdir()
     try:
         yield aside
-        if not folder.exists(): os.replace(aside, folder)
+        names = sorted(file.name for file in aside.iterdir())
+        if not folder.exists():
+            keep_sums(aside, *names)
+            os.replace(aside, folder)
         else:
-            for file in sorted(aside.iterdir()): os.replace(file, folder / file.name)
+            drop_sums(folder, *names)
+            for name in names: os.replace(aside / name, folder / name)
+            keep_sums(folder, *names)
     finally: shutil.rmtree(aside, ignore_errors=True)

@@ -30,6 +30,7 @@ from .model import BertModel
 from .parallel import (
     any_process, check_cut, first_alone, join_processes, own_device)
 from .recipe import FinetuneConfig, TrainingConfig, read_options
+from .sums import check_sum, keep_sums
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
@@ -118,6 +119,7 @@ def _claim(options: FinetuneConfig) -> None:
         try: out.mkdir()
         except FileExistsError: return True
         write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
+        keep_sums(out, "options.json")
     if first_alone(make): raise _taken(out)
 
 # %% ../nbs/appendix/finetune_runs.ipynb #8d4f77ed
@@ -161,4 +163,5 @@ def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
                                 "minibert finetune began.")
     kept = read_options(path, FinetuneConfig, whole=True) | dict(out=str(folder))
+    check_sum(path)
     return run_finetuning(FinetuneConfig(**kept), True, progress)

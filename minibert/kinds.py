@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config import SIZES, BertConfig
 from .families import resolve
-from .recipe import BACKENDS, PretrainOptions, TrainingConfig
+from .recipe import BACKENDS, STARTED, PretrainOptions, TrainingConfig
 from .text import SPECIALS
 
 if TYPE_CHECKING:  # the table of models is read before NumPy is needed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the table of models is read before NumPy is needed
 
 # %% auto #0
 __all__ = ['KINDS', 'Kind', 'bert_config', 'gpt_config', 't5_config', 'with_dropout', 'windows', 'gaps', 'examples_of',
-           'check_kind', 'check_backend']
+           'check_kind', 'check_backend', 'check_start']
 
 # %% ../nbs/appendix/kinds.ipynb #c1b88ff1
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def check_kind(options: PretrainOptions) -> None:
                          "at least: give more.")
     default = {f.name: f.default for f in fields(PretrainOptions)} | kind.own
     for name in kind.only:
-        if (value := getattr(options, name)) != default[name]:
+        if (value := getattr(options, name)) not in (default[name], None):
             flag = name.replace("_", "-")
             raise ValueError(f"A {options.model} has no {name} {value}: leave out "
                              f"--{flag}, or train another --model.")
@@ -152,6 +152,18 @@ def check_backend(options: PretrainOptions) -> None:
                          "or give --backend torch.")
     for name in ("optimizer", "precision", "dropout", "positions", "objectives"):
         only = BACKENDS["numpy"][name]
-        if (value := getattr(options, name)) not in (only, "auto"):
+        if (value := getattr(options, name)) not in (only, "auto", None):
             raise ValueError(f"The NumPy backend has no {name} {value}: give "
                              f"--{name} {only}, or --backend torch.")
+
+# %% ../nbs/appendix/kinds.ipynb #28b5dd9a
+def check_start(options: PretrainOptions) -> None:
+    "Refuse sizes beside a start, and none without: ValueError naming the option."
+    for name in STARTED:
+        value, flag = getattr(options, name), "--" + name.replace("_", "-")
+        if options.start is not None and value is not None:
+            raise ValueError(f"{flag} {value} is asked of a new model, and --start goes "
+                             f"on with that of {options.start}: leave {flag} out.")
+        if options.start is None and value is None and name != "max_position_embeddings":
+            raise ValueError(f"{flag} is None, which only a run with --start has from "
+                             "its model: give one.")

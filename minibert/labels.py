@@ -123,6 +123,9 @@ def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     "Columns, the label names that are known, and the splits there are."
     path = Path(dataset)
     if path.is_file() and (kind := path.suffix.lower()) in (".csv", ".tsv"):
+        if name is not None:
+            raise ValueError(f"--name {name} is the configuration of a data set, and "
+                             f"{dataset} is one table: leave --name out.")
         return (_read_csv(path) if split == "train" else {}), {}, ["train"]
     if path.is_file() and kind not in TABLES:
         raise ValueError(f"{path} is no table: give a CSV or TSV file with a first line of "

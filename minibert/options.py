@@ -24,7 +24,7 @@ from .core import (
     AtLeastZero, Batch, Bounds, Count, Name, Positive, Share, Whole, check_fields)
 from .kinds import KINDS
 from .recipe import (
-    BACKENDS, RECIPES, FinetuneConfig, PretrainOptions, read_options, unmade)
+    BACKENDS, RECIPES, STARTED, FinetuneConfig, PretrainOptions, read_options, unmade)
 
 # %% auto #0
 __all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'Output', 'Pretrain', 'Options', 'Evaluate',
@@ -36,7 +36,8 @@ __all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'O
 _Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
 _Run = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Asked = Annotated[Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-_Text = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Text = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Any = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
 _Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
 
 
@@ -98,7 +99,7 @@ class Generate(Options):
     "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
 
     run: _Run  # a run's folder, or a model's name on the hub
-    text: _Text  # what it continues, "" for a new one, or fills
+    text: _Any  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens
@@ -112,7 +113,7 @@ class Parity(Options):
     "Compare a checkpoint here with the same in transformers, part by part."
 
     checkpoint: _Run  # a folder, or a model's name on the hub
-    out: Name | None = None  # a folder for the figures as JSON and a picture of one head
+    out: Name | None = None  # a new folder for the figures as JSON and a picture
 
 # %% ../nbs/appendix/options.ipynb #c9611970
 @dataclass(frozen=True)
@@ -131,13 +132,13 @@ class Bench(Options):
     "Time training steps here and in Hugging Face's library, in turn, side by side."
 
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = None  # None: four
-    vocab_size: _Vocabulary = 8192  # with --size
+    vocab_size: _Vocabulary | None = None  # with --size, which has 8192 otherwise
     minutes: Positive = 6.5  # about so long in all
     rounds: Count = 15  # steps of each peer at most
     batch_size: Batch = 32  # pairs in a step
     length: _Length = 128  # tokens in a pair
     threads: _Threads | None = None  # in each process; None: all processors
-    out: Name | None = None  # a JSON file; a bar chart goes beside it
+    out: Name | None = None  # a new JSON file; a chart goes beside it
 
 
 _Vocabulary = Annotated[int, Bounds(6, 1 << 24, words="a whole number from 6 to 16,777,216")]
@@ -151,7 +152,7 @@ class Probe(Options):
 
     run: _Run  # a run's folder, or a model's name on the hub
     dataset: Name | None = None  # a folder of CoNLL-U files; None: the stories
-    out: Name | None = None  # a folder for the figures as JSON, and two pictures
+    out: Name | None = None  # a new folder for the figures as JSON, and two pictures
     seeds: Count = 5  # probes of each kind
     last_piece: bool = False  # read each word's last piece beside its first
 
@@ -163,7 +164,7 @@ class Inspect(Options):
     run: _Run  # a run's folder, or a model's name on the hub
     text: _Text  # a [MASK] in it is guessed layer by layer
     out: Name  # a new folder for the pictures and index.html
-    pair: str | None = None  # a second sentence
+    pair: Name | None = None  # a second sentence
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class Classify(Options):
 
     run: _Run  # a folder that finetune made, or a model's name
     text: _Text  # the text
-    pair: str | None = None  # the second text, for tasks about two
+    pair: Name | None = None  # the second text, for tasks about two
 
 # %% ../nbs/appendix/options.ipynb #c620d907
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Runs(Options):
     "List the runs in a folder: what they are, how far they are, how good."
 
     folder: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"  # of runs
+        Name, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"  # of runs
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Compare(Options):
 
     a: Annotated[_Run, tyro.conf.arg(metavar="A")]  # a run's folder
     b: Annotated[_Run, tyro.conf.arg(metavar="B")]  # another run's folder
-    out: str | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
+    out: Name | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
 
 # %% ../nbs/appendix/options.ipynb #037c376b
 DESCRIPTION = """BERT from scratch, from the command line. Options may also stand in a
@@ -249,25 +250,31 @@ def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
     "The values of some flags, None where one is missing, and the other words."
     parser = argparse.ArgumentParser(
         usage="minibert COMMAND [options]", add_help=False, allow_abbrev=False)
-    for flag in flags: parser.add_argument(flag)
+    for flag in flags: parser.add_argument(flag, action="append")
     found, rest = parser.parse_known_args(words)
-    return vars(found), rest
+    for name, values in vars(found).items():
+        if len(values or ()) > 1: raise ValueError(f"--{name} is given twice: give one.")
+    return {name: values and values[0] for name, values in vars(found).items()}, rest
 
 
 def default_options(kind: type, words: list[str], path: str | None) -> Any:
     "An instance with what --resume, --backend, --recipe and the file stand for."
-    found, _ = look_for(words, "--resume", "--model", "--backend", "--recipe")
-    in_file = read_options(path, kind) if path else {}
+    found, _ = look_for(words, "--resume", "--model", "--backend", "--recipe",
+                        "--start")
+    in_file = {} if path is None else read_options(path, kind)
     for name in in_file.keys() & WORDS:
         raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
                          "give it on the command line.")
-    options = began_with(found["resume"], kind)
+    options, by_hand = began_with(found["resume"], kind), {}
     if kind is Pretrain:
         models = {name: about.own for name, about in KINDS.items()}
-        for name, bundles in (
-                ("model", models), ("backend", BACKENDS), ("recipe", RECIPES)):
-            options |= bundles.get(found[name] or in_file.get(name), {})
-    return unmade(kind, options | in_file, tyro.MISSING)
+        options |= models.get(found["model"] or in_file.get("model"), {})
+        for name, bundles in ("backend", BACKENDS), ("recipe", RECIPES):
+            if found[name]: by_hand |= bundles.get(found[name], {})
+            else: options |= bundles.get(in_file.get(name), {})
+        if found["start"]: by_hand |= STARTED
+        elif in_file.get("start"): options |= STARTED
+    return unmade(kind, options | in_file | by_hand, tyro.MISSING)
 
 # %% ../nbs/appendix/options.ipynb #dfb7f7ed
 def refuse_rest(command: str, rest: list[str]) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .checkpoints import read_metrics
-from .core import write_whole
+from .core import check_free, write_whole
 from .corpus import Corpus
 from .families import family_of, resolve
 from .head_scores import name_heads, score_heads
@@ -241,9 +241,7 @@ def inspect(
     pair: str | None = None,  # a second sentence
 ) -> Path:  # the page
     "Draw all that a model shows of a text; refuses with a sentence what it cannot."
-    out = Path(out).resolve()
-    if out.exists():
-        raise FileExistsError(f"{out} is there already: give a new folder.")
+    out = check_free(out).resolve()
     model, tokenizer, notes = _open(run)
     show = resolve(family_of(model)[1].inspected)
     shown = show(model, tokenizer, text, pair, Path(run), notes)

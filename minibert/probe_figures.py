@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .core import seeded
-from .evaluation import row_interval
+from .evaluation import Z, row_interval, wilson
 from .model import BertModel
 from .probe_vectors import extract, place_words
 from minibert.probing import (
@@ -21,7 +21,7 @@ from minibert.probing import (
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['probe_encoder', 'probe_tags', 'tag_gains']
+__all__ = ['probe_encoder', 'share_interval', 'probe_tags', 'tag_gains']
 
 # %% ../nbs/appendix/probe_figures.ipynb #ec64076d
 def _vectors(bert, texts, tokenizer, both: bool) -> list[Tensor]:  # (L, N, D)
@@ -57,12 +57,24 @@ def probe_encoder(
         told.append(said[:, 0])
     return torch.stack(right), torch.stack(told)
 
+# %% ../nbs/appendix/probe_figures.ipynb #6ed6eb86
+def share_interval(
+    values: np.ndarray,  # (N,) shares of right answers, 0 to 1
+    row: np.ndarray,  # (N,) the example of each
+) -> tuple[float, float]:  # low, high; from 0 to 1
+    "Wilson's interval of a mean over answers that come in examples of unequal length."
+    low, high = row_interval(values, row)
+    share, half = float(np.mean(values)), (high - low) / 2
+    n = len(np.unique(row))  # where all examples agree
+    if half > 0: n = min(max(Z * Z * share * (1 - share) / half**2, 1), len(values))
+    return wilson(min(share, 1.0) * n, n)
+
 # %% ../nbs/appendix/probe_figures.ipynb #642b8aea
 def _about(right: Tensor, rows: np.ndarray) -> list[dict]:  # right: (seeds, L + 1, N)
     "For each layer and the mix: mean over seeds, their spread, the interval."
     table = []
     for part in right.double().transpose(0, 1):
-        low, high = row_interval(part.mean(0).numpy(), rows)
+        low, high = share_interval(part.mean(0).numpy(), rows)
         spread = float(part.mean(1).std()) if len(part) > 1 else 0.0
         table.append(dict(accuracy=float(part.mean()), interval=[low, high],
                           spread=spread, seeds=part.mean(1).tolist()))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .core import write_whole
+from .core import check_free, write_whole
 from .probe_figures import probe_tags
 from .probe_vectors import Row
 from .probing import TaggedText, tag_stories
@@ -180,16 +180,18 @@ def draw_confusion(result: dict):
 
 # %% ../nbs/appendix/probe_runs.ipynb #d8f3a346
 def _write(result: dict, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    from minibert.show import write_figure
+
+    out.mkdir(parents=True)
     write_whole(out / "probe.json", json.dumps(result, indent=1) + "\n")
     for name, draw in (("layers", draw_layers), ("confusion", draw_confusion)):
-        draw(result).savefig(out / f"{name}.png")
+        write_figure(draw(result), out / f"{name}.png")
 
 # %% ../nbs/appendix/probe_runs.ipynb #5f8b26cf
 def run_probe(
     run: str | Path,  # a run's folder, or a model's name on the hub
     dataset: str | Path | None = None,  # a folder of CoNLL-U files; None: the stories
-    out: str | Path | None = None,  # a folder for figures and pictures
+    out: str | Path | None = None,  # a new folder for figures and pictures
     seeds: int = 5,
     fresh: int | None = None,  # seeds for the untrained encoder; None: as many
     both: bool = False,  # the first and the last piece of each word, side by side
@@ -199,13 +201,14 @@ def run_probe(
     "Probe a checkpoint for parts of speech, and on the stories for people's roles."
     if seeds < 1 or count < 100:
         raise ValueError(f"seeds is {seeds} and count {count}: give 1 and 100 or more.")
+    if out is not None: check_free(out)
     bert = load_encoder(run).float()
     tokenizer = WordPieceTokenizer.from_pretrained(run)
-    parts = None if dataset else [stories(count), stories(count // 4, 0, "validation")]
+    parts = None if dataset is not None else [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
     if parts: result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
-    if out: _write(result, Path(out))
+    if out is not None: _write(result, Path(out))
     return result
 
 

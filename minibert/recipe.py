@@ -18,7 +18,7 @@ from .core import (
     read_json, read_text)
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'OBJECTIVES', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions',
+__all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'OBJECTIVES', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions',
            'read_objectives', 'FinetuneConfig', 'unmade', 'read_options', 'as_yaml']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
@@ -92,10 +92,10 @@ class PretrainOptions(TrainingConfig):
     processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
     model: Literal["bert", "gpt", "t5"] = "bert"  # fills blanks, goes on, fills gaps
-    size: Literal["tiny", "mini", "small", "medium", "base"] = "tiny"  # of the model
-    vocab_size: Count = 8192  # pieces at most; a small text has fewer
+    size: Literal["tiny", "mini", "small", "medium", "base"] | None = "tiny"  # the model's
+    vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
     max_position_embeddings: Count | None = None  # tokens it can read; None: length
-    positions: Literal["absolute", "rotary"] = "absolute"  # rotary: as in RoFormer
+    positions: Literal["absolute", "rotary"] | None = "absolute"  # rotary: as in RoFormer
     dropout: Rate = 0.0  # share of units dropped, in every place
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
     out: Name | None = None  # the run's folder, a new one (default: the next in runs/)
@@ -117,6 +117,9 @@ BACKENDS = {
                   precision="float32", dropout=0.0, positions="absolute",
                   objectives="mlm,nsp"),
 }
+STARTED = dict.fromkeys(  # what a run with --start has from there
+    ("size", "vocab_size", "positions", "max_position_embeddings"))
+
 
 # %% ../nbs/appendix/recipe.ipynb #702f27d9
 OBJECTIVES = "mlm", "nsp"
@@ -242,6 +245,7 @@ class _Words(yaml.SafeLoader):
 
 def _read_mapping(path: str | Path) -> dict:
     "What stands in a YAML or JSON file; ValueError where it's no mapping."
+    if not str(path): raise ValueError("The name of the options' file is empty: give one.")
     if str(path).endswith(".json"): return read_json(path)
     try: given = yaml.load(read_text(path), _Words)  # a kind of safe_load
     except RecursionError: given = None
@@ -267,6 +271,8 @@ def read_options(
             near = get_close_matches(name, wanted, n=1)
             raise ValueError(f"{path} has {str(key)[:80]!r}, which is no option: "
                              + (f"write {near[0]}." if near else "leave it out."))
+        if name in options:
+            raise ValueError(f"{path} gives {name} twice: leave one of the lines out.")
         options[name] = _meant(value, wanted[name])
     if whole and (lost := wanted.keys() - options.keys()):
         raise ValueError(f"{path} lacks {min(lost)}, so it isn't as the run wrote it: copy "

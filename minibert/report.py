@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .asking import check_learned, learned
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
 from .checkpoints import read_metrics
-from .core import naming, seeded, write_whole
+from .core import seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate, evaluate_pretraining
@@ -107,12 +108,19 @@ def with_text(
     folder, config = Path(checkpoint), model.config
     if (folder / "run.yaml").exists(): run = open_run(folder)
     else:
-        name = family_of(model)[0]
-        kind = next((k for k in KINDS if name in KINDS[k].architectures), "bert")
+        own = family_of(model)[0]
+        kind = next((k for k in KINDS if own in KINDS[k].architectures), None)
+        if kind is None:
+            raise ValueError(f"{checkpoint} is a {type(model).__name__}, which no text "
+                             "alone can measure: give a pre-trained model.")
         length = min(128, config.max_position_embeddings)
         options = PretrainOptions(**KINDS[kind].own | dict(model=kind, length=length))
         tokenizer = open_tokenizer(checkpoint)
         run = Run(folder, options, config, tokenizer, None, None)
+    if hasattr(model, "mlm_head"):
+        asked = learned(model, checkpoint)
+        if not asked: check_learned(model, checkpoint, "mlm")
+        run = replace(run, options=replace(run.options, objectives=",".join(asked)))
     documents = load_documents(dataset, name, "validation", text_column)
     return replace(run, options=replace(run.options, dataset=dataset),
                    val=Corpus.build(documents, run.tokenizer))
@@ -320,13 +328,12 @@ def check_diverged(lines: list[dict]) -> None:
 
 def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
+    from minibert.show import write_figure
     say("Measuring on held-out text ...")
     model, lines = model.cpu(), read_metrics(run.folder)
     check_diverged(lines)
     save_pretrained(model, run.tokenizer, run.folder)
     summary = measure(model, run) | dict(train_seconds=seconds)
-    if lines:
-        with naming(run.folder / "curves.png"):
-            draw_curves(lines, summary).savefig(run.folder / "curves.png")
+    if lines: write_figure(draw_curves(lines, summary), run.folder / "curves.png")
     write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary

@@ -29,7 +29,7 @@ from .families import family_of, find_family, resolve
 from .files import read_kind
 from .finetune_runs import run_finetuning
 from .heads import BertForPreTraining
-from .kinds import KINDS, examples_of, with_dropout
+from .kinds import KINDS, check_start, examples_of, with_dropout
 from .optimizers import make_optimizers
 from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
@@ -37,15 +37,16 @@ from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .progress import Progress, is_shown, say
 from .recipe import (
     FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, read_options)
+from .sums import keep_sums
 from .tokenizer import WordPieceTokenizer
 from .training import fit, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
 __all__ = ['VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
-           'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder', 'start_run', 'make_run',
-           'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'check_resumed', 'go_on',
-           'begin_again', 'tune']
+           'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder', 'start_run', 'settle',
+           'make_run', 'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'check_resumed',
+           'go_on', 'begin_again', 'tune']
 
 # %% ../nbs/appendix/runs.ipynb #8366e835
 def first_form(
@@ -90,6 +91,7 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
     Corpus.build(val, tokenizer, folder / "val")
     tokenizer.save_pretrained(folder)
     write_whole(folder / "config.json", config_text(config.to_dict()))
+    keep_sums(folder, "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json")
     return config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #542d03fe
@@ -202,11 +204,11 @@ def steps_in(
 def new_folder(out: str | None, where: str = "runs") -> Path:
     "The folder that a run is to have; FileExistsError with a sentence if it is there."
     if out is None:
-        names = (re.fullmatch(r"(\d+)|\.(\d+)\.making", path.name)
+        names = (re.fullmatch(r"(\d+)|\.(\d+)\.making.*", path.name)
                  for path in Path(where).glob("*"))
         taken = [int(name[1] or name[2]) for name in names if name]
         return Path(where) / str(max(taken, default=0) + 1)
-    if Path(out).exists():
+    if os.path.lexists(out):
         raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
                               "with a run by --resume.")
     return Path(out)
@@ -229,8 +231,8 @@ def claim_folder(
         aside.rmdir()  # another run has just taken it
 
 # %% ../nbs/appendix/runs.ipynb #922c2700
-def start_run(options: PretrainOptions, aside: Path, folder: Path) -> None:
-    "Prepare all that `folder` is to hold in `aside`."
+def start_run(options: PretrainOptions, aside: Path) -> PretrainOptions:
+    "Prepare all that a run's folder is to hold in `aside`; its options, made definite."
     config, tokenizer = prepare(options, aside)
     training = training_config(options)
     corpus = Corpus.open(aside / "corpus", tokenizer, check=False)
@@ -240,8 +242,21 @@ def start_run(options: PretrainOptions, aside: Path, folder: Path) -> None:
         steps = steps_in(options.minutes, fresh_model(run), sampler, training,
                          options.backend)
         training = replace(training, steps=steps)
-    options = replace(options, **asdict(training), minutes=None, out=str(folder))
-    for name in ("run.yaml", ".run.yaml"): write_whole(aside / name, as_yaml(options))
+    return replace(options, **asdict(training), minutes=None)
+
+
+def settle(options: PretrainOptions, aside: Path, folder: Path) -> Path:  # the folder
+    "Give a prepared run its name, the next number where another run has taken it."
+    while True:
+        kept = as_yaml(replace(options, out=str(folder)))
+        for name in ("run.yaml", ".run.yaml"): write_whole(aside / name, kept)
+        try:
+            if os.path.lexists(folder): raise FileExistsError
+            aside.rename(folder)
+            return folder
+        except OSError:
+            if not os.path.lexists(folder): raise
+            folder = new_folder(options.out)  # says so where --out has named it
 
 # %% ../nbs/appendix/runs.ipynb #07e78eae
 def make_run(options: PretrainOptions) -> int:  # the folder's number; 0 where --out names it
@@ -250,9 +265,7 @@ def make_run(options: PretrainOptions) -> int:  # the folder's number; 0 where -
     fresh = [path for path in (home, *home.parents) if not path.exists()]
     folder, aside = claim_folder(options.out)
     try:
-        start_run(options, aside, folder)
-        if options.out is not None: new_folder(options.out)  # is it still free?
-        aside.rename(folder)
+        folder = settle(start_run(options, aside), aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         for path in fresh:
@@ -265,6 +278,7 @@ def begin(options: PretrainOptions) -> tuple[Run, nn.Module]:
     "A new run, opened, and its model before the first step."
     if options.minutes is not None and join_processes()[1] > 1:
         raise ValueError("Minutes can be measured by one process only: give --steps.")
+    check_start(options)
     number = first_alone(lambda: make_run(options))
     folder = Path(options.out or f"runs/{number}")
     run = open_run(folder, check=False)  # written a moment ago
@@ -382,9 +396,9 @@ def check_resumed(
         if now[name] != old:
             differs.append(f"--{name.replace('_', '-')} was {old} and is {now[name]}")
     if differs:
-        raise ValueError(f"A run goes on only as it began, and {folder} is asked for "
-                         f"something else ({'; '.join(differs)}): leave that out, undo "
-                         "what was changed in the folder, or start a new run.")
+        raise ValueError(f"A run goes on, and is measured, only as it began, and {folder} "
+                         f"is asked for something else ({'; '.join(differs)}): leave that "
+                         "out, undo what was changed in the folder, or start a new run.")
 
 # %% ../nbs/appendix/runs.ipynb #a1c5c538
 def go_on(

@@ -11,14 +11,17 @@ import io
 import json
 import math
 from importlib.resources import files
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from torch import Tensor
 
+from .core import write_whole
+
 # %% auto #0
-__all__ = ['COLOURS', 'Picture', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors', 'show_curves', 'show_bars',
-           'show_points', 'Explorer', 'explore']
+__all__ = ['COLOURS', 'Picture', 'write_figure', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors', 'show_curves',
+           'show_bars', 'show_points', 'Explorer', 'explore']
 
 # %% ../nbs/appendix/show.ipynb #263bb812
 class Picture(plt.Figure):
@@ -33,6 +36,13 @@ class Picture(plt.Figure):
         image = f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{png}">'
         look = {"alt": self.alt, "needs_background": "light"}
         return {"image/png": png, "text/html": image}, {"image/png": look}
+
+# %% ../nbs/appendix/show.ipynb #4435edfd
+def write_figure(figure: plt.Figure, path: str | Path) -> None:
+    "Write a figure as PNG, whole or not at all."
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    write_whole(path, file.getvalue())
 
 # %% ../nbs/appendix/show.ipynb #c8314005
 def _array(values) -> np.ndarray:

@@ -31,7 +31,7 @@ def read_sums(folder: str | Path) -> dict[str, str]:  # a file's name -> its sum
     "What a folder's record says; {} where there is none."
     path = Path(folder) / SUMS
     if not path.is_file(): return {}
-    lines = path.read_text(encoding="utf8", errors="replace").splitlines()
+    lines = path.read_text(encoding="utf8", errors="replace").split("\n")
     found = (_LINE.fullmatch(line) for line in lines)
     return {match[2]: match[1] for match in found if match}
 

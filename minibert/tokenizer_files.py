@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .core import Positive, check_values, read_json, read_text, write_whole
+from .sums import check_sum, drop_sums
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
@@ -59,6 +60,7 @@ def write_tokenizer(
 ) -> None:
     "Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`."
     Path(folder).mkdir(parents=True, exist_ok=True)
+    drop_sums(folder, *_FILES)
     contents = "\n".join(tokenizer.pieces), _to_json(tokenizer), _to_config(tokenizer)
     for name, content in zip(_FILES, contents):
         if not isinstance(content, str):
@@ -201,4 +203,5 @@ def read_tokenizer(
             for ours, (theirs, inner) in _OPTIONS.items()}
     if (said["max_length"] or 0) > 1 << 20: said["max_length"] = None  # "no limit"
     vocab = model.get("vocab") or read_vocab(files.get("vocab.txt", "vocab.txt"))
+    for path in files.values(): check_sum(path)
     return dict(vocab=vocab) | {k: v for k, v in said.items() if v is not None}

@@ -61,6 +61,7 @@ def from_hf(
     for part in fresh:
         initialise_(model.get_submodule(part), config.initializer_range, seed)
     model.load_state_dict(given, strict=not fresh)
+    model.fresh = tuple(fresh)  # who asks these parts gets a random answer
     return model
 
 # %% ../nbs/13_weights.ipynb #f75f33ad

@@ -121,6 +121,7 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path, number):
     assert json.loads((checkpoint / "state.json").read_text())["step"] == int(checkpoint.name)
 
 
+FROM = (*QUICK[:6], "--start")  # a vocabulary is not asked for: it is the model's
 BY_HAND = ("--optimizer", "adamw", "--lr", "2e-3", "--mask-probability", "0.15", "--precision", "float32", "--log-steps", "1")
 
 
@@ -128,20 +129,20 @@ def test_a_second_phase_starts_from_the_weights_of_the_first(run, tmp_path):
     first = tmp_path / "first"
     call("pretrain", *QUICK, "--max-position-embeddings", 48, "--out", first)
     assert json.loads((first / "config.json").read_text())["max_position_embeddings"] == 48
-    call("pretrain", *QUICK, "--start", first, "--length", 48, "--vocab-size", 500, "--dropout", 0.2, "--steps", 1,
+    call("pretrain", *FROM, first, "--length", 48, "--dropout", 0.2, "--steps", 1,
          "--learning-rate", 1e-12, "--muon-learning-rate", 1e-12, "--out", tmp_path / "second")
     from minibert.weights import load_pretrained
     old, new = (load_pretrained(tmp_path / name) for name in ("first", "second"))
     assert new.config.hidden_dropout_prob == new.config.attention_probs_dropout_prob == 0.2
-    assert new.config.vocab_size == old.config.vocab_size  # the vocabulary is the first one's, whatever --vocab-size says
+    assert new.config.vocab_size == old.config.vocab_size  # the vocabulary is the first one's
     for name, value in old.state_dict().items(): torch.testing.assert_close(new.state_dict()[name], value, rtol=0, atol=1e-6)
     assert (tmp_path / "second/vocab.txt").read_bytes() == (first / "vocab.txt").read_bytes()
-    told = refused("pretrain", *QUICK, "--start", run, "--length", 48, "--out", tmp_path / "third")
+    told = refused("pretrain", *FROM, run, "--length", 48, "--out", tmp_path / "third")
     assert "48" in told and "reads 32" in told and not (tmp_path / "third").exists()
 
 
 def test_a_second_phase_is_repeated_and_resumed_bit_for_bit(run, tmp_path):
-    words = (*QUICK, "--start", run, "--checkpoint-steps", 2)
+    words = (*FROM, run, "--checkpoint-steps", 2)
     call("pretrain", *words, "--out", tmp_path / "a")
     call("pretrain", "--config", tmp_path / "a/run.yaml", "--out", tmp_path / "b")
     (tmp_path / "b/model.safetensors").unlink()
@@ -165,7 +166,7 @@ def test_inspect_writes_one_page(run, tmp_path):
     out, _ = call("inspect", run, "anna lost her [MASK] ball .", "--pair", "she found it .", "--out", tmp_path / "page")
     page = tmp_path / "page" / "index.html"
     assert str(page) in out and "://" not in page.read_text(encoding="utf8")
-    assert "is there already" in refused("inspect", run, "anna", "--out", tmp_path / "page")
+    assert "exists: give a new folder" in refused("inspect", run, "anna", "--out", tmp_path / "page")
     assert not list(tmp_path.glob(".*"))
 
 
@@ -436,10 +437,11 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_again(tmp_path):
 
 
 def test_a_second_phase_stopped_early_begins_with_the_weights_of_the_first(run, tmp_path):
-    call("pretrain", *QUICK, "--start", run, "--out", tmp_path / "whole")
+    call("pretrain", *FROM, run, "--out", tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "first")
     twin = stopped_early(tmp_path / "whole")
     (twin / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
+    (twin / "SHA256SUMS").unlink()  # it has the sum of the trained weights
     call("pretrain", "--resume", twin)
     assert (twin / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
@@ -516,8 +518,7 @@ def test_a_damaged_run_is_named(run, tmp_path, name, damage):
     path = tmp_path / "run" / name
     path.write_bytes(damage(path.read_bytes()))
     if name == "vocab.txt": (tmp_path / "run/tokenizer.json").unlink()
-    said = "vocabulary" if name == "vocab.txt" else name
-    assert said in refused("fill-mask", tmp_path / "run", "a [MASK]")
+    assert name in refused("fill-mask", tmp_path / "run", "a [MASK]")
 
 
 def test_weights_that_are_no_numbers_give_no_answer(run, tmp_path):
@@ -528,6 +529,7 @@ def test_weights_that_are_no_numbers_give_no_answer(run, tmp_path):
         broken = {key: value.clone() for key, value in weights.items()}
         broken[name][0] = float("nan")
         save_file(broken, tmp_path / "run/model.safetensors", {"format": "pt"})
+        (tmp_path / "run/SHA256SUMS").unlink(missing_ok=True)  # as if it had been trained so
         asked = {"fill-mask": ["a [MASK]"], "next-sentence": ["It ran.", "It sat."], "evaluate": []}
         if "predictions" in name: del asked["next-sentence"]
         if "relationship" in name: del asked["fill-mask"]

@@ -401,7 +401,7 @@ def test_nothing_half_written(run, tmp_path, monkeypatch, undrawn):
 
 
 @pytest.mark.parametrize("text, out, error, match", [
-    (A, ".", FileExistsError, "is there already"), (" ", "out", ValueError, "no text"), ("anna " * 60, "out", ValueError, "48")])
+    (A, ".", FileExistsError, "exists: give a new folder"), (" ", "out", ValueError, "no text"), ("anna " * 60, "out", ValueError, "48")])
 def test_refusals_come_before_writing(run, tmp_path, text, out, error, match):
     with pytest.raises(error, match=match): inspect(run, text, tmp_path / out)
     assert not list(tmp_path.iterdir())

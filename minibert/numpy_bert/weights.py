@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save
 
 from ..config import BertConfig
 from ..core import write_whole
+from ..sums import check_sum, drop_sums, keep_sums
 
 # %% auto #0
 __all__ = ['TIED', 'parameter_shapes', 'from_state_dict', 'first_weights', 'check_batch', 'check_labels', 'load_weights',
@@ -176,10 +177,12 @@ def load_weights(
     config = BertConfig.from_json_file(file.with_name("config.json"))
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}: give the folder of a checkpoint.")
-    try: return from_state_dict(load_file(file), config), config
+    try: params = from_state_dict(load_file(file), config)
     except (SafetensorError, TypeError, KeyError, AttributeError) as problem:
         raise ValueError(f"{file} cannot be read ({problem}): it is damaged, or "
                          "bfloat16; copy it again, or convert it to float32.") from None
+    for path in (file, file.with_name("config.json")): check_sum(path)
+    return params, config
 
 # %% ../../nbs/appendix/numpy_weights.ipynb #f36b4ede
 def save_weights(
@@ -194,5 +197,7 @@ def save_weights(
     dtype = str(state["cls.predictions.bias"].dtype)
     values = config.to_dict() | dict(dtype=dtype, tie_word_embeddings=True)
     if tokenizer is not None: tokenizer.save_pretrained(folder)
+    drop_sums(folder, "config.json", "model.safetensors")
     write_whole(folder / "model.safetensors", save(state, {"format": "pt"}))
     write_whole(folder / "config.json", json.dumps(values, indent=2) + "\n")
+    keep_sums(folder, "config.json", "model.safetensors")
