@@ -33,8 +33,8 @@ QUICK = ("pretrain", "--model", "t5", "--steps", 4, "--batch-size", 4, "--length
 def t5_run(tmp_path_factory):
     "The folder of a T5's run of four steps."
     folder = tmp_path_factory.mktemp("t5")
-    out, _ = call(*QUICK, "--checkpoint-steps", 2, cwd=folder)
-    assert "2 + 2 layers, 128 wide, 956 pieces; 4 steps of 4 texts of 24 tokens" in out
+    out, err = call(*QUICK, "--checkpoint-steps", 2, cwd=folder)
+    assert "2 + 2 layers, 128 wide, 956 pieces; 4 steps of 4 texts of 24 tokens" in err
     assert "missing tokens, accuracy" in out and out.count("it writes:") == 4 and 'generate runs/1 "one morning [MASK]' in out
     return folder / "runs" / "1"
 
@@ -64,8 +64,12 @@ def test_stopped_and_resumed_bit_for_bit(t5_run, tmp_path):
 
 
 def test_a_second_phase_begins_with_the_weights_of_the_first(t5_run, tmp_path):
+    for split in "train", "validation":
+        lines = [json.dumps(dict(text=story.text)) for story in stories(40, split=split)]
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / f"data/{split}.jsonl").write_text("\n".join(lines) + "\n")
     call(*QUICK[:3], "--start", t5_run, "--steps", 1, "--batch-size", 2, "--length", 48, "--learning-rate", 1e-9, "--muon-learning-rate",
-         1e-9, "--out", tmp_path / "second", "--streaming", "--dataset", "stories")
+         1e-9, "--out", tmp_path / "second", "--streaming", "--dataset", tmp_path / "data")
     a, b = (load_pretrained(folder).state_dict() for folder in (t5_run, tmp_path / "second"))
     assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
     assert (tmp_path / "second/vocab.txt").read_text() == (t5_run / "vocab.txt").read_text()
