@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = (sys.executable, "-c", "import sys; from minibert.cli import main; sys.exit(main())")
+COMMAND = (sys.executable, "-c", "import sys; from minibert.entry import start; sys.exit(start())")
 QUICK = ("--steps", "4", "--batch-size", "4", "--length", "32", "--vocab-size", "1000")
 
 

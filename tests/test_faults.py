@@ -96,7 +96,7 @@ def in_a_terminal(*words, cwd):
                             start_new_session=True)
 
 
-@pytest.mark.parametrize("wait", [2, 4, 7])
+@pytest.mark.parametrize("wait", [0.5, 2, 4, 7])
 @pytest.mark.parametrize("words", [("bench", "--size", "tiny", "--minutes", 0.5, "--batch-size", 2, "--threads", 1),
                                    ("pretrain", *QUICK, "--processes", 2, "--steps", 10**6)], ids=["bench", "processes"])
 def test_ctrl_c_is_quiet_whenever_it_comes(tmp_path, words, wait):
