@@ -9,8 +9,6 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from .recipe import PretrainOptions, read_options
-
 # %% auto #0
 __all__ = ['HEADS', 'encode_for', 'learned', 'check_learned', 'finite_answer']
 
@@ -44,6 +42,7 @@ def learned(
     run: str | Path,  # where it was opened from
 ) -> list[str]:  # of "mlm" and "nsp"
     "What a BERT has learned to answer, as far as its files tell."
+    from minibert.recipe import PretrainOptions, read_options
     path, fresh = Path(run) / "run.yaml", getattr(model, "fresh", ())
     options = read_options(path, PretrainOptions) if path.is_file() else {}
     asked = "mlm,nsp" if options.get("start") else options.get("objectives", "mlm,nsp")

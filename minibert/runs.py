@@ -91,7 +91,7 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
     Corpus.build(val, tokenizer, folder / "val")
     tokenizer.save_pretrained(folder)
     write_whole(folder / "config.json", config_text(config.to_dict()))
-    keep_sums(folder, "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json")
+    keep_sums(folder, *(path.name for path in folder.iterdir() if path.is_file()))
     return config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #542d03fe

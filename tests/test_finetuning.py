@@ -330,9 +330,9 @@ def test_a_moved_run_goes_on_where_it_is_now(run, stories_csv, tmp_path):
     figures = run_finetuning(options, progress=False)
     (tmp_path / "out").rename(tmp_path / "moved")
     assert resume_finetuning(tmp_path / "moved", progress=False) == figures and not (tmp_path / "out").exists()
-    for damage in ("{", '{"run": "x"}', '{"label_names": [], "colour": 1}'):
+    for damage, said in ("{", "is no whole JSON object"), ('{"run": "x"}', "lacks "), ('{"label_names": [], "colour": 1}', "'colour'"):
         (tmp_path / "moved" / "options.json").write_text(damage)
-        with pytest.raises(ValueError, match="options.json does not hold the options of a run"):
+        with pytest.raises(ValueError, match=f"options.json .*{said}"):
             resume_finetuning(tmp_path / "moved")
 
 
@@ -519,7 +519,7 @@ def test_a_rare_label_gets_a_sentence(run, tmp_path, count):
 
 def test_a_label_in_all_three_parts(tmp_path):
     rows = [(text, "odd" if k < 3 else word) for k, (text, word) in enumerate(zip(TEXTS, WORDS))]
-    parts = read_parts(FinetuneConfig("", str(table(tmp_path / "three.csv", rows)), ""))
+    parts = read_parts(FinetuneConfig("none", str(table(tmp_path / "three.csv", rows)), "none"))
     assert [(part.labels == part.names.index("odd")).sum() for part in parts] == [1, 1, 1]
 
 
@@ -527,12 +527,12 @@ def test_texts_that_were_learned_from_are_no_secret(tmp_path):
     "Doubles are told; a split that is not there is not replaced by another in silence."
     data = table(tmp_path / "twice.csv", [*zip(TEXTS, WORDS)] * 2)
     with pytest.warns(UserWarning, match="texts that are asked in the end are learned from"):
-        read_parts(FinetuneConfig("", str(data), ""))
+        read_parts(FinetuneConfig("none", str(data), "none"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read_parts(FinetuneConfig("", str(table(tmp_path / "once.csv", zip(TEXTS, WORDS))), ""))
+        read_parts(FinetuneConfig("none", str(table(tmp_path / "once.csv", zip(TEXTS, WORDS))), "none"))
     with pytest.raises(ValueError, match="has the splits train, and tset was asked for"):
-        read_parts(FinetuneConfig("", str(data), "", validation_split="tset"))
+        read_parts(FinetuneConfig("none", str(data), "none", validation_split="tset"))
 
 
 def test_damaged_weights_are_refused(tokenizer, examples, tmp_path):
@@ -540,6 +540,7 @@ def test_damaged_weights_are_refused(tokenizer, examples, tmp_path):
     model = fresh(tokenizer)
     save_classifier(model, tokenizer, tmp_path)
     state = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "SHA256SUMS").unlink()  # or the file would be known for another
     for name in ("classifier.bias", "bert.embeddings.LayerNorm.weight"):
         damaged = state[name].clone()
         damaged[0] = float("nan")

@@ -379,6 +379,7 @@ def test_page_of_an_encoder_without_heads(tiny, tokenizer, tmp_path, undrawn):
     larger = BertForPreTraining(replace(tiny.config, vocab_size=tokenizer.vocab_size + 5), seeded(2))
     save_pretrained(larger, tokenizer, tmp_path / "m")
     encoder = {name.removeprefix("bert."): tensor.contiguous() for name, tensor in to_hf(larger).items() if name.startswith("bert.")}
+    (tmp_path / "m" / "SHA256SUMS").unlink()
     save_file(encoder, tmp_path / "m" / "model.safetensors")  # as transformers saves its BertModel
     path = inspect(tmp_path / "m", "anna [MASK] .", tmp_path / "out")
     assert {file.stem for file in path.parent.glob("*.png")} == {"heads", "entropy", "rollout", "layer-0"}

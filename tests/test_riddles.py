@@ -27,6 +27,8 @@ def copied(folder, tmp_path):
 
 
 def edited(path, **changes):
+    "The file with other values, as if it had been written so: its folder keeps no checksums."
+    path.with_name("SHA256SUMS").unlink(missing_ok=True)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
