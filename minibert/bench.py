@@ -166,7 +166,9 @@ def _trainer(peer: Peer, config: BertConfig, batches: list[dict]) -> Iterator[No
                 max_steps=100_000, report_to=[], save_strategy="no", use_cpu=True,
                 disable_tqdm=True, logging_strategy="no")
             turns = [Turns()]
-            hf.Trainer(model, arguments, train_dataset=rows, callbacks=turns).train()
+            trainer = hf.Trainer(model, arguments, train_dataset=rows, callbacks=turns)
+            trainer.remove_callback(hf.PrinterCallback)  # it would print into our result
+            trainer.train()
     return _steps_of(loop)
 
 # %% ../nbs/appendix/bench.ipynb #66faa24f

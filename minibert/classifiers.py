@@ -8,13 +8,13 @@ from __future__ import annotations
 from copy import copy
 from pathlib import Path
 
-from .core import check_finite, evaluating
+from .core import check_finite, evaluating, read_json
 from .finetuning import BertClassifier
 from .tokenizer import WordPieceTokenizer
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
-__all__ = ['save_classifier', 'load_classifier', 'classify']
+__all__ = ['save_classifier', 'check_pair', 'load_classifier', 'classify']
 
 # %% ../nbs/appendix/classifiers.ipynb #aec833f8
 def save_classifier(
@@ -29,6 +29,19 @@ def save_classifier(
     save_pretrained(model, tokenizer, folder)
 
 # %% ../nbs/appendix/classifiers.ipynb #3e29b50a
+def check_pair(name_or_folder: str | Path, pair: str | None) -> None:
+    "Refuse a pair where single texts were learned, and the reverse: ValueError."
+    path = Path(name_or_folder) / "options.json"
+    if not path.is_file(): return  # not made here
+    learned = read_json(path).get("text_pair_column")
+    if learned is None and pair is not None:
+        raise ValueError(f"{name_or_folder} has learned single texts, not pairs: leave out "
+                         "--pair.")
+    if learned is not None and pair is None:
+        raise ValueError(f"{name_or_folder} has learned pairs of texts: give the second by "
+                         "--pair.")
+
+
 def load_classifier(name_or_folder: str | Path) -> BertClassifier:  # in eval mode
     "Open a fine-tuned BERT, ours or Hugging Face's; ValueError if it is none."
     model = load_pretrained(name_or_folder)

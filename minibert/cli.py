@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
@@ -20,7 +21,8 @@ from typing import Any
 # %% auto #0
 __all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask',
            'run_next_sentence', 'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe',
-           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'Plain', 'plain', 'main']
+           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'Plain', 'plain', 'plain_warnings',
+           'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
@@ -209,10 +211,11 @@ def run_finetune(options: Finetune) -> None:
 # %% ../nbs/appendix/cli.ipynb #45653589
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.classifiers import classify, load_classifier
+    from minibert.classifiers import check_pair, classify, load_classifier
     from minibert.tokenizer import WordPieceTokenizer
     model = load_classifier(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    check_pair(options.run, options.pair)
     text = options.text if options.pair is None else (options.text, options.pair)
     shares = classify(model, tokenizer, text)[0]
     print_found(options, dict(labels=shares),
@@ -323,12 +326,24 @@ def plain(text: str) -> str:
     return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", escape, text)
 
 
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    "While it lasts, a warning of ours is a sentence, without a place in the code."
+    before = warnings.formatwarning
+    def sentence(message, kind, *where, **more):
+        if kind is UserWarning: return f"minibert: {plain(str(message))}\n"
+        return before(message, kind, *where, **more)
+    warnings.formatwarning = sentence
+    try: yield
+    finally: warnings.formatwarning = before
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
     for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
         if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     try:
-        with sigterm_stops():
+        with sigterm_stops(), plain_warnings():
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
             options = parse(words)

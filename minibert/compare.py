@@ -50,10 +50,13 @@ def _transformers() -> Iterator[Any]:
     except ImportError:
         raise ImportError("Comparing needs transformers, which minibert itself does "
                           "not use: pip install transformers.") from None
-    level = hf.logging.get_verbosity()
+    level, bars = hf.logging.get_verbosity(), hf.logging.is_progress_bar_enabled()
     hf.logging.set_verbosity_error()
+    hf.logging.disable_progress_bar()
     try: yield hf
-    finally: hf.logging.set_verbosity(level)
+    finally:
+        hf.logging.set_verbosity(level)
+        if bars: hf.logging.enable_progress_bar()
 
 
 def _open_theirs(hf, folder: Path, architecture: str) -> tuple[nn.Module, str]:

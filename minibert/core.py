@@ -197,9 +197,18 @@ def read_json(
     path: str | Path,
     wanted: dict[str, Any] | None = None,  # name -> annotation
     needed: tuple = (),  # names that must be there
+    once: bool = False,  # refuse a name that stands twice
 ) -> dict:
     "The JSON object in a file; ValueError naming the file, and the key that is wrong."
-    try: values = json.loads(read_text(path))
+    def unique(pairs):
+        seen = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"{path} gives {name[:80]!r} twice: leave one of them out.")
+            seen.add(name)
+        return dict(pairs)
+    text = read_text(path).removeprefix("\ufeff")  # some editors begin a file with it
+    try: values = json.loads(text, object_pairs_hook=unique if once else None)
     except (json.JSONDecodeError, RecursionError): values = None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no whole JSON object, so it's damaged or another "

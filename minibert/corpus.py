@@ -204,7 +204,9 @@ def _read(folder, check):
                                     "a corpus there first.") from None
         problem = error
     except OSError as error: raise _not_read(folder, error) from None
-    except (EOFError, ValueError, KeyError, TypeError) as error: problem = error
+    except json.JSONDecodeError: problem = "corpus.json is no whole JSON object"
+    except KeyError as error: problem = f"corpus.json lacks {error}"
+    except (EOFError, ValueError, TypeError) as error: problem = error
     raise ValueError(f"The corpus in {folder} is damaged ({problem}): delete the "
                      "folder and build it again.")
 

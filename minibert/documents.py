@@ -274,7 +274,11 @@ def _systems(error):
 
 def _not_loaded(source, name, error):
     "One sentence for whatever the library of data sets raises."
-    said = (str(error).strip().splitlines() or [""])[0].rstrip(".")[:160]
+    if type(error).__name__.startswith("DatasetGeneration") and error.__cause__:
+        error = error.__cause__  # it says what was wrong
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines[1:] and lines[0].startswith("An error occurred"): lines = lines[1:]
+    said = (lines or [""])[0].rstrip(".")[:160]
     shown = source if name is None else f"{source}, {name}"
     return ValueError(
         f"The data set {shown} could not be loaded ({type(error).__name__}: {said}): "

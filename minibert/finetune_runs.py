@@ -146,9 +146,15 @@ def run_finetuning(
     fast = any_process(first and config.precision == "bfloat16")  # as the first found
     config = replace(config, precision="bfloat16" if fast else "float32")
     if not resume: _claim(replace(options, precision=config.precision))
-    if options.frozen: train_frozen(model, train, val)
-    else: finetune(model, train, val, config, out, progress=progress,
-                   resume=resume and bool(list_checkpoints(out)))
+    try:
+        if options.frozen: train_frozen(model, train, val)
+        else: finetune(model, train, val, config, out, progress=progress,
+                       resume=resume and bool(list_checkpoints(out)))
+    except FloatingPointError as problem:
+        if "answers" not in str(problem): raise  # the loop has said it
+        raise FloatingPointError(
+            f"The fine-tuning diverged, so the model's answers are no finite numbers: begin "
+            f"anew with a lower learning rate than {options.learning_rate:g}.") from None
     if not first: return {}
     save_classifier(model, tokenizer, out)
     figures = _summarise(model.eval(), tokenizer, parts, length)

@@ -58,7 +58,8 @@ def _check_words(words: list, what: str) -> None:
                          "labels of its test sets: give another split.")
     gaps = [k for k, word in enumerate(words) if word is None or word == "-1"]
     if gaps:
-        raise ValueError(f"{len(gaps):,} of {n:,} rows of {what} have no label, row "
+        said = " (-1 hides one)" if hidden else ""
+        raise ValueError(f"{len(gaps):,} of {n:,} rows of {what} have no label{said}, row "
                          f"{gaps[0] + 1} first: fill them in or leave them out.")
 
 # %% ../nbs/appendix/labels.ipynb #9119e014
@@ -91,6 +92,16 @@ def number_labels(
     return np.array([place[word] for word in words]), names
 
 # %% ../nbs/appendix/labels.ipynb #301706cf
+def _csv_fault(problem: csv.Error) -> str:
+    "What Python's reader of tables means, and what to do."
+    if "unexpected end" in str(problem):
+        return "a double quote is opened and never closed, so close it or write it twice"
+    if "field limit" in str(problem):
+        return (f"a field has more than {csv.field_size_limit():,} characters, so shorten the "
+                "text, or close a double quote")
+    return f"{problem}; save it as a table with a first line of column names"
+
+
 def _read_csv(path: Path) -> dict[str, list]:  # column -> values
     "The columns of a CSV or TSV file with a first line of names."
     try:
@@ -99,9 +110,15 @@ def _read_csv(path: Path) -> dict[str, list]:  # column -> values
             lines = csv.reader(file, delimiter=mark, strict=True)
             names = next(lines, [])
             rows = [(lines.line_num, row) for row in lines if row]
-    except (UnicodeDecodeError, csv.Error) as problem:
-        raise ValueError(f"The file {path} cannot be read ({problem}): save it as a "
-                         "UTF-8 table with a first line of column names.") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"The file {path} isn't UTF-8 text: save it as a UTF-8 table with "
+                         "a first line of column names.") from None
+    except csv.Error as problem:
+        raise ValueError(f"The file {path} cannot be read: {_csv_fault(problem)}.") from None
+    other = [each for each in ";\t,|" if names[:1] and each in names[0]]
+    if len(names) == 1 and other:
+        raise ValueError(f"The first line of {path} is one column, with {other[0]!r} in its "
+                         f"name: separate columns by {mark!r}.")
     if not rows: raise ValueError(f"The file {path} has no row below its first line.")
     _check_widths(path, names, rows)
     return {name: [row[k] for _, row in rows] for k, name in enumerate(names) if name}

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import io
+import os
 import re
 import shutil
 import textwrap
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import reduce
@@ -141,7 +144,7 @@ class Bench(Options):
     out: Name | None = None  # a new JSON file; a chart goes beside it
 
 
-_Vocabulary = Annotated[int, Bounds(6, 1 << 24, words="a whole number from 6 to 16,777,216")]
+_Vocabulary = Annotated[int, Bounds(64, 1 << 24, words="a whole number from 64 to 16,777,216")]
 _Length = Annotated[int, Bounds(5, 512, words="a whole number from 5 to 512")]
 _Threads = Annotated[int, Bounds(1, 1024, words="a whole number from 1 to 1,024")]
 
@@ -246,11 +249,16 @@ def began_with(folder: str | Path | None, kind: type) -> dict:
 WORDS = {"run", "text", "a", "b", "checkpoint", "folder"}  # positional, in every command
 
 
+_NO_VALUE = "stands without its value: give one, and --NAME=VALUE where it begins with a dash."
+
+
 def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
     "The values of some flags, None where one is missing, and the other words."
     parser = argparse.ArgumentParser(
         usage="minibert COMMAND [options]", add_help=False, allow_abbrev=False)
     for flag in flags: parser.add_argument(flag, action="append")
+    def refuse(said): raise ValueError(f"{said.split()[1][:-1]} {_NO_VALUE}")
+    parser.error = refuse  # argparse would print its own usage
     found, rest = parser.parse_known_args(words)
     for name, values in vars(found).items():
         if len(values or ()) > 1: raise ValueError(f"--{name} is given twice: give one.")
@@ -282,16 +290,67 @@ def refuse_rest(command: str, rest: list[str]) -> None:
     if not rest: return
     kind, help_ = COMMANDS[command], f"minibert {command} --help explains its options."
     if not rest[0].startswith("-"):
-        words = [name.upper() for name in get_type_hints(kind) if name in WORDS]
+        words, left = [name.upper() for name in get_type_hints(kind) if name in WORDS], " ".join(rest)
         takes = " and ".join(words) if words else "options alone"
-        raise ValueError(f"{command} takes {takes}, and {' '.join(rest)!r} is left over: "
-                         f"put the text in quotes. {help_}" if words else
-                         f"{command} takes {takes}, and not {' '.join(rest)!r}. {help_}")
-    flag = rest[0].split("=")[0]
-    known = ["--" + each.name.replace("_", "-") for each in fields(kind)]
-    near = get_close_matches(flag, known, n=1)
+        advice = ("put the text in quotes" if "TEXT" in words or kind is NextSentence else
+                  "leave it out; a table is given by --dataset" if kind is Finetune else
+                  "leave it out, and put a name that has spaces in quotes")
+        raise ValueError(f"{command} takes {takes}, and {left[:80]!r} is left over: "
+                         f"{advice}. {help_}" if words else
+                         f"{command} takes {takes}, and not {left[:80]!r}. {help_}")
+    flag = rest[0].split("=")[0][:80]
+    known = ["--" + each.name.replace("_", "-") for each in fields(kind)] + ["--config", "--help"]
+    if flag in known:
+        raise ValueError(f"{flag} is no option where it stands: put it before the --, and "
+                         f"give no value to a switch. {help_}")
+    near = get_close_matches(flag.lower(), known, n=1)
     advice = f"did you mean {near[0]}? " if near else ""
     raise ValueError(f"{command} has no option {flag}: {advice}{help_}")
+
+
+def _in_a_sentence(kind: type, command: str, heard: str) -> str:
+    "What tyro printed in a box, as one sentence that names the option."
+    lines = [line.strip(" │╭╮╰╯─") for line in heard.splitlines()]
+    lines = [line for line in lines[1:] if not re.fullmatch("-{5,}", line)]
+    ends = [k for k, line in enumerate(lines) if line.startswith(("Argument help", "For full"))]
+    said = " ".join(lines[:min(ends, default=len(lines))]).strip()
+    if found := re.match(r"Error parsing --?(\S+): (.*) '?(.*?)'?$", said):
+        flag, why, value = found[1].split("/")[0], found[2], found[3]
+        if "invalid literal" in why: return f"--{flag} is {value!r}: give a whole number."
+        if "to float" in why: return f"--{flag} is {value!r}: give a number, as 0.5."
+    if found := re.match(r"invalid choice '(.*)' for argument '--(\S+)'", said):
+        value, flag = found.groups()
+        wanted = get_type_hints(kind)[flag.replace("-", "_")]
+        parts = [part for part in get_args(wanted) if get_origin(part) is Literal] or [wanted]
+        return f"--{flag} is {value!r}: choose {' or '.join(get_args(parts[0]))}."
+    if found := re.match(r"Missing value for argument '(\w\S*)'", said):
+        return (f"{found[1].upper()} is missing: give it, behind a -- where it begins with "
+                "a dash.")
+    if found := re.match(r"Missing value for argument '(\S+)'", said):
+        return f"{found[1]} {_NO_VALUE}"
+    if said.startswith("Missing from"):
+        names = [line.split()[0] for line in lines if re.fullmatch(r"[A-Z]+|--[\w-]+ [A-Z]+", line)]
+        return f"{command} needs {' and '.join(names)}: give {'them' if names[1:] else 'it'}."
+    return re.sub(rf"^Error parsing {kind.__name__}: ", "", said)
+
+
+def _ask_tyro(kind: type, command: str, words: list[str], default: Any) -> tuple:
+    "The options and the words left over; ValueError for what tyro refuses."
+    given = [word for word in words  # a file has switched it on already
+             if word not in ("--json", "--quiet") or not getattr(default, word[2:])]
+    heard, width = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "10000"  # a sentence is not folded
+    try:
+        with redirect_stderr(heard):
+            return tyro.cli(kind, prog=f"minibert {command}", args=given,
+                            default=default, return_unknown_args=True)
+    except SystemExit as stopped:
+        if stopped.code != 2: raise
+    finally:
+        os.environ.pop("COLUMNS")
+        if width is not None: os.environ["COLUMNS"] = width
+    raise ValueError(f"{_in_a_sentence(kind, command, heard.getvalue())} minibert {command} "
+                     "--help explains its options.")
 
 
 def parse(words: list[str]) -> Any:  # an instance of the command's options
@@ -304,9 +363,7 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
         if {"-h", "--help"} & {*words}:
             print(help_for(command, default), end="")
             raise SystemExit(0)
-        options, rest = tyro.cli(
-            kind, prog=f"minibert {command}", args=words[1:], default=default,
-            return_unknown_args=True)
+        options, rest = _ask_tyro(kind, command, words[1:], default)
         refuse_rest(command, rest)
         return options
     if command.startswith("--tyro-"):  # completion in a shell
@@ -316,8 +373,13 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
     if command in ("-h", "--help"):
         print(help_for_all(), end="")
         raise SystemExit(0)
-    near = get_close_matches(command, COMMANDS, n=1)
-    raise ValueError((f"There is no command {command!r}" if command else "No command is given")
+    if command == "--version":
+        raise ValueError("--version stands alone: leave out the other words.")
+    if command.startswith("-"):
+        raise ValueError(f"{command[:80]} stands before the command: write the command "
+                         "first. minibert --help lists the commands.")
+    near = get_close_matches(command.lower(), COMMANDS, n=1)
+    raise ValueError((f"There is no command {command[:80]!r}" if command else "No command is given")
                      + (f": did you mean {near[0]}?" if near else ":")
                      + " minibert --help lists the commands.")
 

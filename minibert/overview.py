@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .core import write_whole
+from .core import check_values, in_words, write_whole
 from .recipe import PretrainOptions, read_options
 
 # %% auto #0
@@ -29,8 +29,10 @@ FIGURES = {  # the main figure, by the first that a run has; then what it stands
 
 def _read(path: Path) -> dict:
     "A JSON object in a file; ValueError, naming the file, for anything else."
-    try: found = json.loads(path.read_text(encoding="utf8"))
-    except ValueError: found = None
+    def refuse(word): raise ValueError(f"{word} is no number of JSON")
+    try: found = json.loads(path.read_text(encoding="utf8"), parse_constant=refuse)
+    except OSError as problem: raise ValueError(f"{in_words(problem)}") from None
+    except (ValueError, RecursionError): found = None
     if not isinstance(found, dict):
         raise ValueError(f"{path} is damaged: it holds no JSON object.")
     return found
@@ -101,11 +103,15 @@ def describe(folder: Path) -> dict:
                              "it is no run, or what is left of one.")
         kept = [folder / n for n in ("metrics.jsonl", name) if (folder / n).exists()]
         when = datetime.fromtimestamp(kept[0].stat().st_mtime)
-        return (dict(run=str(folder)) | own[name](folder)
-                | dict(when=f"{when:%Y-%m-%d %H:%M}"))
-    except (ValueError, OSError) as problem: said = str(problem)
-    except (KeyError, TypeError, AttributeError) as problem:
+        told = own[name](folder)
+        check_values(told, dict.fromkeys(("value", "baseline", "seconds"), float | None),
+                     f"A file in {folder} is damaged: its ")
+        return dict(run=str(folder)) | told | dict(when=f"{when:%Y-%m-%d %H:%M}")
+    except (ValueError, OSError) as problem: said = in_words(problem)
+    except KeyError as problem:
         said = f"A file in {folder} is damaged: it lacks {problem}."
+    except (TypeError, AttributeError):
+        said = f"A file in {folder} is damaged: a value in it is of another kind."
     return dict(run=str(folder), damaged=said)
 
 
@@ -115,6 +121,11 @@ def list_runs(folder: str | Path = "runs") -> list[dict]:
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}: train a model with minibert "
                          "pretrain, or name the folder that holds your runs.")
+    own = "run.yaml", "options.json"
+    if (any((folder / name).is_file() for name in own)
+            and not any(next(folder.glob(f"*/{name}"), None) for name in own)):
+        raise ValueError(f"{folder} is a run itself: name the folder that holds it "
+                         f"({folder.parent}).")
     number = lambda path: (not path.name.isdigit(), path.name.zfill(12))
     return [describe(path) for path in sorted(folder.iterdir(), key=number)
             if path.is_dir() and not path.name.startswith(".")]
@@ -212,6 +223,9 @@ def draw_both(a: Any, b: Any, told: dict[str, dict]):
     curves = {}
     for run in a, b:
         lines = read_metrics(run)
+        if not lines:
+            raise ValueError(f"{run}/metrics.jsonl has no whole line, so there is no curve to "
+                             "draw: copy it again, or measure both runs with minibert evaluate.")
         told = lines[0].keys() & set(losses) or {"loss"}
         for name in sorted(told):
             what = OBJECTIVES.get(name.removesuffix("_loss"), name)
@@ -226,6 +240,9 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     from minibert.runs import open_run
     from minibert.weights import load_pretrained
     picture = Path(out or Path(a).parent / f"{Path(a).name}-and-{Path(b).name}.png")
+    if picture.suffix.lower() != ".png" or picture.is_dir():
+        raise ValueError(f"The picture is to be {picture}, and it is a PNG file: give a "
+                         "name that ends in .png.")
     if not picture.parent.is_dir():
         raise ValueError(f"There is no folder {picture.parent} for the picture: make it, "
                          "or give another --out.")

@@ -61,9 +61,9 @@ def check_sampling(
     top_p: float | None = None,
 ) -> None:
     "Refuse numbers that no token can be drawn with: a ValueError says which."
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature is {temperature}: give a number above 0, or 0 for "
-                         "the likeliest token each time.")
+    if temperature != 0 and not 1e-9 <= temperature < math.inf:  # less divides to infinity
+        raise ValueError(f"temperature is {temperature}: give a number above 0, 1e-09 at "
+                         "least, or 0 for the likeliest token each time.")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k is {top_k}: give how many tokens stay, 1 or more.")
     if top_p is not None and not 0 < top_p <= 1:

@@ -94,7 +94,7 @@ class PretrainOptions(TrainingConfig):
     model: Literal["bert", "gpt", "t5"] = "bert"  # fills blanks, goes on, fills gaps
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = "tiny"  # the model's
     vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
-    max_position_embeddings: Count | None = None  # tokens it can read; None: length
+    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
     positions: Literal["absolute", "rotary"] | None = "absolute"  # rotary: as in RoFormer
     dropout: Rate = 0.0  # share of units dropped, in every place
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
@@ -177,6 +177,9 @@ def _check_options(options: FinetuneConfig) -> None:
         raise ValueError(f"A batch of {options.batch_size} texts cannot be cut into "
                          f"{options.gradient_accumulation_steps} parts: choose fewer "
                          "gradient_accumulation_steps.")
+    if pair == options.text_column:
+        raise ValueError(f"The column {pair!r} is to be both texts of a pair: give the "
+                         "second text's own column, or leave text_pair_column out.")
     if options.label_column in (options.text_column, pair):
         raise ValueError(f"The column {options.label_column!r} is to be text and label "
                          "at once: give the label's own column.")
@@ -237,6 +240,8 @@ class _Words(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError("the name of an option is no word")
             if str(key.value) in seen:
                 raise yaml.YAMLError(f"{str(key.value)[:80]!r} stands there twice")
             seen.add(str(key.value))
@@ -246,7 +251,7 @@ class _Words(yaml.SafeLoader):
 def _read_mapping(path: str | Path) -> dict:
     "What stands in a YAML or JSON file; ValueError where it's no mapping."
     if not str(path): raise ValueError("The name of the options' file is empty: give one.")
-    if str(path).endswith(".json"): return read_json(path)
+    if str(path).lower().endswith(".json"): return read_json(path, once=True)
     try: given = yaml.load(read_text(path), _Words)  # a kind of safe_load
     except RecursionError: given = None
     except (OSError, yaml.YAMLError) as problem:
@@ -268,7 +273,7 @@ def read_options(
     for key, value in _read_mapping(path).items():
         name = str(key).replace("-", "_")
         if name not in wanted:
-            near = get_close_matches(name, wanted, n=1)
+            near = ["learning_rate"] if name == "lr" else get_close_matches(name.lower(), wanted, n=1)
             raise ValueError(f"{path} has {str(key)[:80]!r}, which is no option: "
                              + (f"write {near[0]}." if near else "leave it out."))
         if name in options:

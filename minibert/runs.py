@@ -204,7 +204,7 @@ def steps_in(
 def new_folder(out: str | None, where: str = "runs") -> Path:
     "The folder that a run is to have; FileExistsError with a sentence if it is there."
     if out is None:
-        names = (re.fullmatch(r"(\d+)|\.(\d+)\.making.*", path.name)
+        names = (re.fullmatch(r"(\d{1,12})|\.(\d{1,12})\.making.*", path.name)
                  for path in Path(where).glob("*"))
         taken = [int(name[1] or name[2]) for name in names if name]
         return Path(where) / str(max(taken, default=0) + 1)
