@@ -204,6 +204,7 @@ def test_a_run_with_numpy_is_a_run(numpy_run):
         torch.testing.assert_close(load_pretrained(numpy_run)(**ids).prediction_logits, model(**ids).prediction_logits, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_numpy_repeats_from_run_yaml_and_takes_minutes(numpy_run, tmp_path):
     call("pretrain", "--config", numpy_run / "run.yaml", "--out", tmp_path / "twin")
     assert (numpy_run / "metrics.jsonl").read_bytes() == (tmp_path / "twin/metrics.jsonl").read_bytes()
@@ -239,6 +240,7 @@ def test_recipes_and_positions_are_printed_in_full(tmp_path):
         assert yaml.safe_load(call("pretrain", "--config", tmp_path / "again.yaml", "--print-config")[0]) == given
 
 
+@pytest.mark.slow
 def test_rotary_positions_end_to_end(tmp_path):
     import transformers as hf
     call("pretrain", *QUICK, "--positions", "rotary", "--out", tmp_path / "run")
@@ -261,6 +263,7 @@ def test_evaluate_on_another_text(run, tmp_path):
     assert "--dataset" in refused("evaluate", run, "--name", "wikitext-2-v1")
 
 
+@pytest.mark.slow
 def test_the_val_text_is_asked_at_checkpoints(run, tmp_path):
     words = (*QUICK, "--batch-size", 64, "--length", 16, "--steps", 150, "--checkpoint-steps", 75)
     call("pretrain", *words, "--out", tmp_path / "run")
@@ -280,6 +283,7 @@ def test_tensorboard_on_request(tmp_path):
     assert list((tmp_path / "run/tensorboard").glob("events*"))
 
 
+@pytest.mark.slow
 def test_bench_prints_a_table(tmp_path):
     out, _ = call("bench", "--size", "tiny", "--vocab-size", 200, "--batch-size", 2, "--length", 16, "--rounds", 1,
                   "--minutes", 0.1, "--threads", 1, "--out", tmp_path / "bench.json")
@@ -496,6 +500,7 @@ def test_a_number_is_claimed_once(tmp_path):
     assert all(aside.is_dir() and not folder.exists() for folder, aside in claimed)
 
 
+@pytest.mark.slow
 def test_two_at_once_get_two_folders(run, tmp_path):
     table = tmp_path / "who.csv"
     table.write_text("text,label\n" + "".join(f"{who} lost a ball {n}.,{who}\n" for n in range(20) for who in ("anna", "tom")))

@@ -247,6 +247,7 @@ def test_a_damaged_spiece_model_gets_a_sentence(tmp_path):
     with pytest.raises(ValueError, match="no unigram"): open_tokenizer(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_library_is_asked_for_only_where_it_is_needed(hub, tmp_path):
     code = ("import sys, minibert.cli; assert not {'tokenizers', 'transformers'} & {*sys.modules}\n"
             "sys.modules['tokenizers'] = None\n"
@@ -302,6 +303,7 @@ def test_evaluate_measures_bits_of_the_text_itself(hub, tmp_path):
     assert figures["bits_per_byte"] == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_from_a_gpt2(hub, tmp_path):
     call("pretrain", "--model", "gpt", "--start", hub[0] / "gpt2", "--steps", 2, "--batch-size", 2, "--length", 32, "--out", tmp_path / "run")
     ours = open_tokenizer(tmp_path / "run")
@@ -357,6 +359,7 @@ def test_large_activations_are_no_difference(hub, tmp_path):
     assert result["parts"]["layer 1"]["float32"]["largest"] > 1e-5
 
 
+@pytest.mark.slow
 def test_inspect_draws_each_kind(hub, tmp_path):
     call("inspect", hub[0] / "gpt2", "anna lost é .", "--out", tmp_path / "gpt")
     assert {file.stem for file in (tmp_path / "gpt").glob("*.png")} == {"heads", "entropy", "rollout", "layer-0", "layer-1", "next", "lens"}
@@ -375,6 +378,7 @@ def test_other_commands_say_what_they_need(hub):
 # --- stories by name ---
 
 
+@pytest.mark.slow
 def test_tinystories_stream_as_the_hub_keeps_them(shared_data, tmp_path):
     "Splits train and validation, a column text: the data set's layout on the hub."
     folder = shared_data / "tinystories"

@@ -210,6 +210,7 @@ def test_a_classifier_that_is_not_finished_says_so_too(tuned, tmp_path):
     for words in (("classify", "r", "a"), ("probe", "r")): says(words, "minibert finetune --resume r", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_metrics(run, tmp_path):
     (copied(run, tmp_path) / "metrics.jsonl").unlink()
     call("pretrain", "--resume", "r", cwd=tmp_path)
@@ -225,6 +226,7 @@ def test_a_moved_classifier_goes_on_where_it_is(tuned, tmp_path):
     assert not (tmp_path / "gone").exists() and (moved / "checkpoints").is_dir() and options["run"]
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_says_where(tmp_path):
     told = refused_in_the_end("pretrain", *QUICK, "--steps", 12, "--log-steps", 1, "--optimizer", "adamw", "--lr", 50, "--out", "new", cwd=tmp_path)
     assert "diverged at step" in told and "lower learning rate" in told and not (tmp_path / "new/summary.json").exists()

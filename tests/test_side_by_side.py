@@ -51,6 +51,7 @@ def test_what_a_run_keeps(t5_run):
     assert again == told
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_bit_for_bit(t5_run, tmp_path):
     shutil.copytree(t5_run, tmp_path / "run")
     shutil.rmtree(max((tmp_path / "run/checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[-1])))
@@ -63,6 +64,7 @@ def test_stopped_and_resumed_bit_for_bit(t5_run, tmp_path):
     assert all(torch.equal(a[name], c[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_a_second_phase_begins_with_the_weights_of_the_first(t5_run, tmp_path):
     for split in "train", "validation":
         lines = [json.dumps(dict(text=story.text)) for story in stories(40, split=split)]

@@ -107,6 +107,7 @@ def test_a_bundle_by_hand_is_stronger_than_a_file(files):
     assert started["size"] is started["vocab_size"] is started["positions"] is started["max_position_embeddings"] is None
 
 
+@pytest.mark.slow
 def test_a_model_that_is_started_from_keeps_its_sizes(run, tmp_path):
     call("pretrain", "--steps", 1, "--batch-size", 4, "--length", 32, "--start", run, "--out", "new", cwd=tmp_path)
     options = yaml.safe_load((tmp_path / "new/run.yaml").read_text())
@@ -243,6 +244,7 @@ def test_edited_options_of_fine_tuning_are_refused(run, files, tmp_path):
     assert "options.json is not the file" in leaves_nothing("finetune", "--resume", "tuned", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_an_edited_run_is_not_measured_as_if_it_were_whole(run, tmp_path):
     twin = copy(run, tmp_path / "run")
     path = twin / "run.yaml"
@@ -282,6 +284,7 @@ def test_an_untrained_head_gives_no_answer(run, tmp_path):
 
 
 @pytest.mark.parametrize("learned,words", [("mlm", ("next-sentence", "new", "a", "b")), ("nsp", ("fill-mask", "new", "a [MASK]"))])
+@pytest.mark.slow
 def test_an_objective_that_was_not_learned_is_not_asked(tmp_path, learned, words):
     call("pretrain", *QUICK, "--objectives", learned, "--out", "new", cwd=tmp_path)
     assert "no trained head" in leaves_nothing(*words, cwd=tmp_path)
@@ -316,6 +319,7 @@ def test_a_link_at_a_pictures_place_is_not_followed(tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "a letter" and not (tmp_path / "curves.png").is_symlink()
 
 
+@pytest.mark.slow
 def test_a_run_follows_no_link_at_its_curves(run, tmp_path):
     twin = copy(run, tmp_path / "run")
     (tmp_path / "mine.txt").write_text("a letter")
@@ -346,6 +350,7 @@ def test_shares_keep_between_nothing_and_all():
         assert 0 <= low <= values.mean() + 1e-12 and values.mean() - 1e-12 <= high <= 1 and low < high
 
 
+@pytest.mark.slow
 def test_held_out_shares_keep_between_nothing_and_all(run):
     told = json.loads(call("evaluate", run)[0])
     shares = {name: value for name, value in told.items() if name.endswith("accuracy_interval")}
