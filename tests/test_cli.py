@@ -571,7 +571,7 @@ def test_two_processes_train_what_one_does(tmp_path):
     assert again.returncode != 0 and "exists" in again.stderr
     bad = subprocess.run([*launch, "--dataset", str(tmp_path / "none.txt"), "--out", str(tmp_path / "bad")], env=env,
                          capture_output=True, text=True, timeout=300)
-    assert bad.returncode != 0 and "could not be loaded" in bad.stderr and not (tmp_path / "bad").exists()
+    assert bad.returncode != 0 and "There is no file or folder" in bad.stderr and not (tmp_path / "bad").exists()
 
 
 @pytest.mark.slow
