@@ -12,7 +12,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from .core import AtLeastZero, Count, check_values, naming, read_json, read_text, write_whole
 from .files import write_model
 from .parallel import join_processes
-from .sums import check_sum, keep_sums
+from .sums import check_sum, keep_sums, sum_of
 
 # %% auto #0
 __all__ = ['optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'read_state', 'read_about', 'seconds_trained',
@@ -131,7 +130,7 @@ def save_checkpoint(
     try:
         write_model(model, aside)
         write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
-        sums = {f.name: sha256(f.read_bytes()).hexdigest() for f in aside.iterdir()}
+        sums = {f.name: sum_of(f) for f in aside.iterdir()}
         state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
                      measured=measured or {})
         write_whole(aside / "state.json", json.dumps(state, indent=1))
@@ -151,7 +150,7 @@ def check_checkpoint(checkpoint: Path) -> dict:  # its state
     state = read_state(checkpoint)
     try:
         for name, expected in state["sha256"].items():
-            if sha256((checkpoint / name).read_bytes()).hexdigest() != expected:
+            if sum_of(checkpoint / name) != expected:
                 raise ValueError(f"{name} is not what was written")
         return state
     except (OSError, ValueError, AttributeError) as problem:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from .pairs import PairSampler
 from .recipe import PretrainOptions
 from .runs import Run, ruler
 from .stories import stories
+from .sums import sum_of
 from .tokenizer import WordPieceTokenizer
 from .weights import load_pretrained
 
@@ -41,7 +41,7 @@ def open_course(
 ) -> tuple[BertForPreTraining, WordPieceTokenizer]:
     "The model of the course, in eval mode, and its tokenizer; ValueError if changed."
     folder = Path(folder)
-    found = sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    found = sum_of(folder / "model.safetensors")
     if found != read_course(folder)["sha256"]:
         raise ValueError(f"The weights in {folder} are not those that were measured: "
                          "install the package again, or undo what was changed.")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .core import evaluating, seeded
 from .corpus import Corpus
 from .masking import mask_tokens
-from .spans import SENTINELS
+from .spans import SENTINELS, hidden_tokens, label_losses
 from .stories import Story, story_tables
 from .tokenizer import WordPieceTokenizer
 from .windows import Joined
@@ -93,16 +93,9 @@ def masked_losses_of_t5(
     batch_size: int = 32,
 ) -> tuple[Tensor, Tensor, Tensor]:  # (M,) nats, (M,) right, (M,) the tokens
     "What T5 pays for the tokens that were cut out, sentinels and ends left out."
-    losses, right, tokens = [], [], []
-    with evaluating(model) as device:
-        for inputs, labels in zip(*(x.split(batch_size) for x in batch.values())):
-            text = labels < vocab_size
-            text[:, -1] = False
-            logits = model(input_ids=inputs.to(device), labels=labels.to(device)).logits
-            logs = logits.view(*labels.shape, -1).cpu()[text].double().log_softmax(-1)
-            losses.append(-logs.gather(-1, labels[text][:, None])[:, 0])
-            right.append(logs.argmax(-1) == labels[text]), tokens.append(labels[text])
-    return torch.cat(losses), torch.cat(right), torch.cat(tokens)
+    text = hidden_tokens(labels := batch["labels"], vocab_size)
+    loss, right = label_losses(model, batch, batch_size)
+    return loss[text], right[text], labels[text]
 
 # %% ../nbs/appendix/side_by_side.ipynb #cbc33d1d
 FACTS = "pronoun", "comes back", "goes with", "the right tells"

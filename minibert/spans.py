@@ -17,8 +17,8 @@ from .tokenizer import WordPieceTokenizer
 from .windows import Joined, guess_losses
 
 # %% auto #0
-__all__ = ['SENTINELS', 'span_sizes', 'raw_length', 'span_mask', 'spans', 'rebuild', 'spell', 'Spans', 'span_figures',
-           'span_baselines']
+__all__ = ['SENTINELS', 'span_sizes', 'raw_length', 'span_mask', 'spans', 'rebuild', 'spell', 'Spans', 'label_losses',
+           'hidden_tokens', 'span_figures', 'span_baselines']
 
 # %% ../nbs/appendix/spans.ipynb #078f0025
 def span_sizes(
@@ -192,6 +192,29 @@ class Spans:
         return told
 
 # %% ../nbs/appendix/spans.ipynb #143b8bb0
+def label_losses(
+    model: nn.Module,  # a T5, ours or Hugging Face's
+    batch: dict[str, Tensor],  # input_ids (N, S) and labels (N, T), without padding
+    batch_size: int = 32,
+) -> tuple[Tensor, Tensor]:  # (N, T) nats, (N, T) whether the likeliest was right
+    "What a model pays for each token that it was to write."
+    losses, right = [], []
+    with evaluating(model) as device:
+        for a, b in zip(*(part.split(batch_size) for part in batch.values())):
+            logits = model(input_ids=a.to(device), labels=b.to(device)).logits.cpu()
+            logs = logits.double().log_softmax(-1).view(*b.shape, -1)
+            losses.append(-logs.gather(-1, b[..., None])[..., 0])
+            right.append(logs.argmax(-1) == b)
+    return torch.cat(losses), torch.cat(right)
+
+
+def hidden_tokens(labels: Tensor, vocab_size: int) -> Tensor:  # both (N, T)
+    "Which labels are tokens of the text: neither sentinels nor the end."
+    text = labels < vocab_size
+    text[:, -1] = False  # the end token
+    return text
+
+
 def span_figures(
     model: nn.Module,  # a T5, ours or Hugging Face's
     examples: Spans,
@@ -206,17 +229,10 @@ def span_figures(
         raise ValueError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
                          f"sentinels are {examples.vocab_size:,}: give the model its own.")
     _, batch, _ = examples.in_order(batches, batch_size)
-    losses, right = [], []
-    with evaluating(model) as device:
-        for a, b in zip(*(part.split(batch_size) for part in batch.values())):
-            logits = model(input_ids=a.to(device), labels=b.to(device)).logits.cpu()
-            logs = logits.double().log_softmax(-1).view(*b.shape, -1)
-            losses.append(-logs.gather(-1, b[..., None])[..., 0])
-            right.append(logs.argmax(-1) == b)
-    loss, right, labels = torch.cat(losses), torch.cat(right), batch["labels"]
+    loss, right = label_losses(model, batch, batch_size)
+    labels = batch["labels"]
     check_finite("The model's losses", loss)
-    text = labels < examples.tokenizer.vocab_size
-    text[:, -1] = False  # the end token
+    text = hidden_tokens(labels, examples.tokenizer.vocab_size)
     which = torch.arange(len(labels))[:, None].expand_as(labels)
     return dict(
         span_loss=(loss.flatten().numpy(), which.flatten().numpy()),
