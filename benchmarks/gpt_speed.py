@@ -10,12 +10,14 @@ Training: each side takes a step in turn, in a process of its own, on the same w
 large float32 product: a step's products cannot be faster than it, whoever makes them.
 
 Writing: 256 tokens after a prompt of 8, greedy, with the cache and without it, and theirs with its cache. All write the same.
+"no cache" computes the logits of the last token only, as with the cache; "plain loop" asks the model for all of them.
 """
 import argparse
 import json
 import statistics
 import sys
 import time
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -140,12 +142,15 @@ def training(size, V, batch, rounds):
     return line
 
 
-def uncached(model, ids, tokens):
-    "Each token from the whole text; logits for its last token only, as with the cache."
+def last_logits(model, ids):
+    "The logits for the last token only, as with the cache."
+    return next_logits(model, ids, torch.ones_like(ids), [[] for _ in model.encoder.layers])
+
+
+def uncached(logits_of, ids, tokens):
+    "Each token from the whole text."
     with torch.no_grad():
-        for _ in range(tokens):
-            logits = next_logits(model, ids, torch.ones_like(ids), [[] for _ in model.encoder.layers])
-            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+        for _ in range(tokens): ids = torch.cat([ids, logits_of(ids).argmax(-1, keepdim=True)], 1)
     return ids[:, -tokens:]
 
 
@@ -157,7 +162,8 @@ def writing(size, V, rows, rounds):
     how = dict(max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
     ways = {
         "cache": lambda: torch.stack(list(generate(model, ids, TOKENS, temperature=0)), 1),
-        "no cache": lambda: uncached(model, ids, TOKENS),
+        "no cache": lambda: uncached(partial(last_logits, model), ids, TOKENS),
+        "plain loop": lambda: uncached(lambda text: model(text).logits[:, -1], ids, TOKENS),
         "hf": lambda: other.generate(ids, attention_mask=torch.ones_like(ids), **how)[:, PROMPT:]}
     times, said = {name: [] for name in ways}, {}
     for turn in range(rounds):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .attention import attend, merge_heads, split_heads
 from .config import Parts
 from .config_files import refuse_other, refuse_unknown
-from .core import Count, Positive, Rate, check_fields, evaluating, seeded
+from .core import Count, Positive, Rate, check_fields, seeded
 from .encoder import Encoder
 from .inputs import checked, score_dtype
 from .losses import check_labels, mean_loss
@@ -242,7 +242,7 @@ def _steps(model, ids, real, tokens, stop, choose):
         if real.shape[1] > room:  # slide
             text, real = text[:, -(room // 2):], real[:, -(room // 2):]
             ids, cache = text, [[] for _ in cache]
-        with evaluating(model): logits = next_logits(model, ids, real, cache)
+        with torch.no_grad(): logits = next_logits(model, ids, real, cache)
         token = choose(logits, step)
         if stop is not None:
             token = token.where(~ended, stop)

@@ -1,224 +1,259 @@
-"""A third round of clumsy tries: options given twice or without effect, numbers that mean nothing, names without end or with line ends, texts that are cut."""
+"""A third round of tries: heads that nobody has trained, runs that are not finished, folders that two want, files of two models in one folder, memory that is not there."""
 import json
+import os
+import shutil
+import signal
+import subprocess
+import time
 
 import pytest
 import yaml
-from command import QUICK, call, leaves_nothing, quick, refused
+from command import COMMAND, QUICK, call, leaves_nothing, start
 
-from minibert.recipe import PretrainOptions, as_yaml
-
-
-@pytest.mark.parametrize("words,flag", [
-    ("pretrain --steps 5 --steps 9", "--steps"), ("pretrain --steps=5 --steps 9", "--steps"), ("pretrain --seed 1 --seed=1", "--seed"),
-    ("pretrain --lr 1 --learning-rate=2", "--learning-rate"), ("finetune b --dataset d --lr 1 --lr 2", "--learning-rate"),
-    ("pretrain --watch --no-watch", "--watch"), ("pretrain --whole-words --whole-words", "--whole-words"), ("runs --json --json", "--json"),
-    ("pretrain --batch-size 3 --batch_size 4", "--batch-size"), ("finetune b --dataset d --label-names x y --label-names z", "--label-names"),
-    ("fill-mask r a --k 1 --k 2", "--k"), ("next-sentence r a b --quiet --quiet", "--quiet"), ("generate r a --seed 1 --seed 2", "--seed"),
-    ("evaluate r --dataset x --dataset y", "--dataset"), ("parity r --out x --out y", "--out"), ("classify r a --pair b --pair c", "--pair"),
-    ("inspect r a --out x --out x", "--out"), ("probe r --seeds 1 --seeds 2", "--seeds"), ("bench --rounds 1 --rounds 2", "--rounds"),
-    ("compare a b --out x --out y", "--out"), ("--config a.yaml pretrain --config b.yaml", "--config"), ("pretrain --model gpt --model t5", "--model"),
-])
-def test_an_option_is_given_once(tmp_path, words, flag):
-    told = leaves_nothing(*words.split(), cwd=tmp_path)
-    assert told == f"minibert: {flag} is given twice: give one.", told
-
-
-def test_what_stands_behind_the_dashes_is_no_option(run):
-    assert "%" in call("fill-mask", "--k", 1, "--", run, "a [MASK]")[0]
-    assert "no option where it stands" in refused("fill-mask", "--k", 1, "--", run, "a [MASK]", "--k")
-
-
-IDLE = [  # words, what the sentence says
-    ("pretrain --optimizer adamw --muon-learning-rate 0.02", "--muon-learning-rate belongs to --optimizer muon, and --optimizer is adamw"),
-    ("pretrain --recipe bert --muon-learning-rate 0.1", "--muon-learning-rate belongs to --optimizer muon"),
-    ("pretrain --backend numpy --muon-learning-rate 0.1", "--muon-learning-rate belongs to --optimizer muon"),
-    ("pretrain --cooldown 0.2", "--cooldown belongs to --schedule trapezoid, and --schedule is linear: leave it out, or choose trapezoid."),
-    ("pretrain --model gpt --cooldown 0.2", "--cooldown belongs to --schedule trapezoid"),
-    ("pretrain --model t5 --optimizer adamw --muon-learning-rate 1", "--muon-learning-rate belongs to --optimizer muon"),
-    ("pretrain --steps 9 --minutes 1", "--steps does nothing beside --minutes: leave one of them out."),
-    ("pretrain --backend numpy --checkpoint-steps 9", "--checkpoint-steps belongs to --backend torch, and --backend is numpy"),
-    ("pretrain --backend numpy --checkpoint-minutes 9", "--checkpoint-minutes"), ("pretrain --backend numpy --keep-checkpoints 9", "--keep-checkpoints"),
-    ("pretrain --objectives nsp --mask-probability 0.2", "--mask-probability belongs to --objectives mlm, and --objectives is nsp"),
-    ("pretrain --objectives nsp --whole-words", "--whole-words belongs to --objectives mlm"),
-    ("pretrain --model gpt --mask-probability 0.2", "--mask-probability belongs to --model bert, and --model is gpt"),
-    ("pretrain --model t5 --short-probability 0.1", "--short-probability belongs to --model bert"),
-    ("pretrain --model t5 --positions absolute", "--positions belongs to --model bert"),
-    *((f"finetune b --dataset d --frozen --{name}", f"--{name.split()[0]} does nothing beside --frozen: leave one of them out.") for name in
-      ("epochs 3", "batch-size 32", "gradient-accumulation-steps 1", "learning-rate 1e-4", "dropout 0.1", "precision float32", "measures 5")),
-]
-
-
-@pytest.mark.parametrize("words,said", IDLE, ids=[words for words, _ in IDLE])
-def test_an_option_that_does_nothing_says_what_it_belongs_to(tmp_path, words, said):
-    for more in ("", " --print-config") if words.startswith("pretrain") else ("",):
-        assert said in (told := leaves_nothing(*(words + more).split(), cwd=tmp_path)), told
-
-
-@pytest.mark.parametrize("words", [
-    "--schedule trapezoid --cooldown 0.3", "--recipe bert", "--recipe fast", "--backend numpy", "--model gpt --objectives clm", "--model t5",
-    "--model gpt --no-watch --backend torch", "--minutes 3", "--objectives nsp,mlm --mask-probability 0.3 --whole-words", "--optimizer muon --muon-learning-rate 1",
-])
-def test_what_it_belongs_to_makes_it_right_and_a_record_is_read_again(tmp_path, words):
-    text, _ = call("pretrain", *words.split(), "--print-config")
-    (tmp_path / "printed.yaml").write_text(text)
-    assert call("pretrain", "--config", "printed.yaml", "--print-config", cwd=tmp_path)[0] == text
-    (tmp_path / "some.yaml").write_text("\n".join(text.splitlines()[:-2]))  # no longer all of them, but each a default or in use
-    assert call("pretrain", "--config", "some.yaml", "--print-config", cwd=tmp_path)[0] == text
-
-
-def test_a_record_of_one_choice_serves_another(tmp_path):
-    "`run.yaml` has every option: it says what was, not what is asked for."
-    (tmp_path / "run.yaml").write_text(as_yaml(PretrainOptions(muon_learning_rate=0.1, schedule="trapezoid", cooldown=0.4, steps=7)))
-    told, _ = call("pretrain", "--config", "run.yaml", "--optimizer", "adamw", "--schedule", "linear", "--minutes", 2, "--print-config", cwd=tmp_path)
-    (tmp_path / "again.yaml").write_text(told)
-    assert call("pretrain", "--config", "again.yaml", "--print-config", cwd=tmp_path)[0] == told
-    assert yaml.safe_load(told)["cooldown"] == 0.4
-
-
-@pytest.mark.parametrize("command,text,said", [
-    ("pretrain", "optimizer: adamw\nmuon_learning_rate: 0.5\n", "muon_learning_rate belongs to optimizer muon, and optimizer is adamw"),
-    ("pretrain", "recipe: bert\nmuon_learning_rate: 0.5\n", "muon_learning_rate belongs to optimizer muon"),
-    ("pretrain", "cooldown: 0.5\n", "cooldown belongs to schedule trapezoid"), ("pretrain", "steps: 5\nminutes: 5\n", "steps does nothing beside minutes"),
-    ("pretrain", "model: gpt\nmask_probability: 0.5\n", "mask_probability belongs to model bert, and model is gpt"),
-    ("finetune", "frozen: true\nepochs: 9\n", "epochs does nothing beside frozen"),
-])
-def test_a_line_that_does_nothing_is_named_with_its_file(tmp_path, command, text, said):
-    (tmp_path / "o.yaml").write_text(text)
-    told = leaves_nothing(command, "--config", "o.yaml", *["b", "--dataset", "d"] * (command == "finetune"), cwd=tmp_path)
-    assert told.startswith(f"minibert: In o.yaml, {said}"), told
-
-
-@pytest.mark.parametrize("words,said", [
-    ("--mask-probability 0", "mask_probability is 0.0: give a share above 0, to 1, or the objectives nsp"), ("--mask-probability -0.0", "above 0"),
-    ("--mask-probability 1.01", "to 1"), ("--weight-decay 1e300", "weight_decay is 1e+300: give a number from 0 to 10"), ("--weight-decay -1", "from 0 to 10"),
-    ("--muon-learning-rate 1e300", "give a number above 0, to 1,000"), ("--minutes 1e300", "give a number above 0, to 10,000,000"),
-    ("--processes 100000", "give a whole number from 0 to 1,024"), (f"--steps {'9' * 400}", "give a number of 9,007,199,254,740,992 at most"),
-    (f"--seed {'9' * 400}", "9,007,199,254,740,992 at most"), (f"--vocab-size {'9' * 400}", "9,007,199,254,740,992 at most"),
-])
-def test_a_number_that_cannot_be_meant_is_refused_with_its_range(tmp_path, words, said):
-    told = leaves_nothing("pretrain", *words.split(), cwd=tmp_path)
-    assert said in told and "learning rate" not in told
-    name, value = words.removeprefix("--").split()
-    name = name.replace("-", "_")
-    (tmp_path / "o.yaml").write_text(f"{name}: {value}\n")
-    assert "In o.yaml, " in leaves_nothing("pretrain", "--config", "o.yaml", "--print-config", cwd=tmp_path)
-
-
-def test_a_share_near_nothing_still_hides_a_token_of_each_text():
-    from minibert.corpus import Corpus
-    from minibert.documents import load_documents
-    from minibert.pairs import PairSampler
-    from minibert.tokenizer import WordPieceTokenizer
-    documents = load_documents("stories", limit=20)
-    tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=200)
-    for share, least, most in ((5e-324, 1, 1), (1.0, 13, 13)):
-        batch = PairSampler(Corpus.build(documents, tokenizer), tokenizer, 16, short=0, probability=share).batch(0, 8)
-        hidden = (batch["labels"] >= 0).sum(1)
-        assert least <= hidden.min() <= hidden.max() <= most
-
-
-@pytest.mark.parametrize("words,said", [
-    ("--tyro-nonsense", "--tyro-nonsense stands before the command"), ("pretrain --tyro-nonsense", "pretrain has no option --tyro-nonsense"),
-    ("--tyro-write-completion bash", "takes SHELL FILE, the first one of bash, zsh, tcsh, fish"), ("--tyro-write-completion nosh f", "takes SHELL FILE"),
-    ("--tyro-write-completion bash f f", "takes SHELL FILE"), ("--tyro-print-completion", "takes SHELL"), ("--tyro-print-completion nosh", "takes SHELL"),
-    ("pretrain --tyro-print-completion nosh", "has no option --tyro-print-completion"), ("--tyro-write-completion=bash f", "stands before the command"),
-    ("--tyro-write-completion bash none/f", "none/f could not be read or written"),
-])
-def test_what_tyro_itself_rejects_is_a_sentence_too(tmp_path, words, said):
-    told = leaves_nothing(*words.split(), cwd=tmp_path)
-    assert told.startswith("minibert: ") and said in told and "──" not in told and "mistake in minibert" not in told, told
-
-
-LONG = "x" * 5000
-
-
-@pytest.mark.parametrize("words", [
-    ("pretrain", "--dataset", LONG + ".txt"), ("pretrain", "--config", LONG), ("pretrain", "--resume", "/".join(["y" * 200] * 30)), ("evaluate", LONG),
-    ("pretrain", "--out", LONG), ("finetune", LONG, "--dataset", "d"), ("pretrain", "--steps", LONG), ("pretrain", "--size", LONG), ("fill-mask", "r", "a", *["b"] * 5000),
-    ("pretrain", "--objectives", "a " * 5000), ("pretrain", LONG), (LONG,), ("pretrain", f"--{LONG}"), (f"--{LONG}",), ("runs", LONG),
-])
-def test_a_name_without_end_loses_its_middle(tmp_path, words):
-    _, err = call(*words, cwd=tmp_path, code=2)
-    lines = err.splitlines()
-    assert " ... " in lines[-1] or "--steps" in words, lines[-1]  # Python's own message has no more than 200 letters
-    assert lines[-1].endswith(".") and all(len(line) < 820 for line in lines) and len(lines) <= 2 and not list(tmp_path.iterdir())
-
-
-ODD = "odd\n\x1b[2J\u2028\x9bname"
+ROWS = [(who, n) for n in range(20) for who in ("anna", "tom")]
 
 
 @pytest.fixture(scope="module")
-def odd(run, tmp_path_factory):
-    "A folder where the table, a label and the run's folder have control characters in their names; what was said of them."
-    home = tmp_path_factory.mktemp("odd")
-    rows = [("text", "label"), *((f"{who} ran {n}", f"{who}{ODD}") for n in range(9) for who in ("anna", "tom"))]
-    (home / f"{ODD}.csv").write_text("".join(f'"{a}","{b}"\n' for a, b in rows), encoding="utf8")
-    return home, call("finetune", run, "--dataset", f"{ODD}.csv", "--frozen", "--out", ODD, cwd=home)
+def home(run, tmp_path_factory):
+    "A folder with a run, a table, a frozen classifier, a run that learned one objective alone, and one that a model was started in and not finished."
+    from minibert.recipe import STARTED, PretrainOptions
+    from minibert.runs import begin
+    home = tmp_path_factory.mktemp("third")
+    (home / "run").symlink_to(run)
+    (home / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n},{who}\n" for who, n in ROWS))
+    call("finetune", "run", "--dataset", "who.csv", "--frozen", "--length", 12, "--out", "tuned", cwd=home)
+    for only in "mlm", "nsp":
+        shutil.copytree(run, home / only)
+        options = yaml.safe_load((run / "run.yaml").read_text()) | dict(objectives=only)
+        (home / only / "run.yaml").write_text(yaml.safe_dump(options))
+    begin(PretrainOptions(**STARTED, start=str(run), steps=4, batch_size=4, length=32, out=str(home / "begun")))
+    return home
 
 
-def clean(text): return not {*text} & {*ODD} - {*"odd[2Jname\n"}
+def pictures(folder): return {path.stem for path in folder.glob("*.png")}
 
 
-def test_a_control_code_in_a_name_splits_no_line(run, odd):
-    home, (out, err) = odd
-    assert clean(out + err) and err.splitlines()[0].startswith("Reading odd\\n\\x1b[2J\\u2028\\u009bname.csv ..."), err
-    assert "Saved in odd\\n" in out and all(line.endswith((" ...", ".")) for line in err.splitlines()), err
-    out, err = call("classify", ODD, "anna ran", cwd=home)
-    assert out.count("\n") == 1 and clean(out) and "annaodd\\n" in out and not err
-    assert json.loads(call("classify", ODD, "anna ran", "--json", cwd=home)[0])["labels"].keys() == {f"{who}{ODD}" for who in ("anna", "tom")}
-    told = refused("pretrain", "--dataset", f"{ODD}.txt", cwd=home)
-    assert clean(told) and told.count("\n") == 1
-    told = refused("classify", f"{ODD}/none", "a", cwd=home)
-    assert clean(told) and told.count("\n") == 1
+# --- heads that nobody has trained ---
 
 
-def test_a_run_in_such_a_folder_keeps_its_lines(tmp_path):
-    out, err = call("pretrain", *quick("--steps", 1, "--out", ODD), cwd=tmp_path)
-    assert clean(out + err) and err.count("\n") == len(err.splitlines()) and "Training in odd\\n" in err and "Saved in odd\\n" in out
-    (tmp_path / "runs").mkdir()
-    (tmp_path / ODD).rename(tmp_path / "runs" / ODD)
-    out, _ = call("runs", cwd=tmp_path)
-    assert clean(out) and out.count("\n") == 2 and "odd\\n" in out
-    assert [found["run"] for found in json.loads(call("runs", "--json", cwd=tmp_path)[0])["runs"]] == [f"runs/{ODD}"]
+@pytest.mark.parametrize("which,said", [("nsp", "nobody has trained its MLM head"), ("tuned", "Its labels: ")])
+def test_no_page_has_guesses_of_an_untrained_head(home, tmp_path, which, said):
+    call("inspect", home / which, "anna [MASK] a ball", "--out", tmp_path / "page")
+    assert {"heads", "layer-0", "rollout"} <= pictures(tmp_path / "page")
+    assert not [name for name in pictures(tmp_path / "page") if name.startswith("lens")]
+    assert said in (tmp_path / "page/index.html").read_text(encoding="utf8")
 
 
-def test_a_length_beyond_the_model_is_refused_and_cut_texts_are_counted(run, odd, tmp_path):
-    table = "".join(f"{who} ran {'on ' * (40 * (n > 3))}{n},{who}\n" for n in range(10) for who in ("anna", "tom"))
-    (tmp_path / "w.csv").write_text("text,label\n" + table)
-    told = leaves_nothing("finetune", run, "--dataset", "w.csv", "--length", 33, cwd=tmp_path)
-    assert "length is 33" in told and "reads 32 tokens at most: give --length 32 or less" in told
-    assert "length is 128" in leaves_nothing("finetune", run, "--dataset", "w.csv", "--length", 128, "--frozen", cwd=tmp_path)
-    _, err = call("finetune", run, "--dataset", "w.csv", "--frozen", "--out", "tuned", cwd=tmp_path)
-    assert err.splitlines()[-1] == "12 of 20 texts are cut to 32 tokens ..." and json.loads((tmp_path / "tuned/options.json").read_text())["length"] == 32
-    call("finetune", "--resume", "tuned", cwd=tmp_path)
-    with pytest.warns(UserWarning, match="The text was cut to 32 tokens"): call("classify", "tuned", "anna ran " * 40, cwd=tmp_path)
-    options = json.loads((tmp_path / "tuned/options.json").read_text())
-    (tmp_path / "o.json").write_text(json.dumps({name: value for name, value in options.items() if name not in ("run", "out")}))
-    assert "exists" in refused("finetune", run, "--config", "o.json", "--out", "tuned", cwd=tmp_path)  # a record: read again, and no more
+def test_a_page_of_a_classifier_reads_what_it_has_learned(home):
+    assert "leave out --pair" in leaves_nothing("inspect", "tuned", "anna ran", "--pair", "tom ran", "--out", "new", cwd=home)
 
 
-@pytest.mark.parametrize("name,text,said", [
-    ("o.json", '{"seed": 1, "seed": 1}', "o.json gives 'seed' twice: leave one of them out."), ("o.yaml", "seed: 1\nseed: 1", "o.yaml gives 'seed' twice: leave one of them out."),
-    ("o.yaml", "batch-size: 1\nbatch_size: 1", "o.yaml gives 'batch_size' twice: leave one of them out."),
-    ("o.json", '{"batch-size": 1, "batch_size": 1}', "o.json gives 'batch_size' twice: leave one of them out."),
-    ("o.yaml", "~: 1", "In o.yaml, the name None is no word"), ("o.yaml", "[a]: 1", "In o.yaml, the name ['a'] is no word"),
-])
-def test_a_name_that_stands_twice_is_one_sentence_in_each_format(tmp_path, name, text, said):
-    (tmp_path / name).write_text(text)
-    assert said in (told := leaves_nothing("pretrain", "--config", name, "--print-config", cwd=tmp_path)), told
+def test_a_page_with_a_trained_head_has_its_guesses(home, tmp_path):
+    call("inspect", home / "mlm", "anna [MASK] a ball", "--out", tmp_path / "page")
+    assert "lens-2" in pictures(tmp_path / "page")
 
 
-@pytest.mark.parametrize("objectives", ["clm", "span", "mlm,clm", "", "mlm,mlm"])
-def test_objectives_of_another_model_name_it(tmp_path, objectives):
-    told = leaves_nothing("pretrain", f"--objectives={objectives}", "--print-config", cwd=tmp_path)
-    assert repr(objectives) in told and "clm is what --model gpt learns, and span --model t5" in told
+FROZEN = ("--dataset", "who.csv", "--frozen", "--pooling", "cls", "--length", 12)
+
+
+def test_no_random_pooler_is_frozen(run, home, tmp_path):
+    from safetensors.torch import load_file, save_file
+    bare = home / "bare"
+    shutil.copytree(run, bare)
+    for name in "run.yaml", "SHA256SUMS": (bare / name).unlink()
+    weights = {name: value for name, value in load_file(run / "model.safetensors").items() if "pooler" not in name}
+    save_file(weights, bare / "model.safetensors", {"format": "pt"})
+    for which in "mlm", "bare":
+        told = leaves_nothing("finetune", which, *FROZEN, "--out", "new", cwd=home)
+        assert "has no trained pooler" in told and "give --pooling mean" in told and "leave out --frozen" in told
+    call("finetune", "run", *FROZEN, "--out", tmp_path / "new", cwd=home)  # it has learned from pairs
+    theirs, ours = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "new"))
+    assert theirs["bert.pooler.dense.weight"].equal(ours["bert.pooler.dense.weight"])
+
+
+def test_an_untrained_pooler_is_trained_where_nothing_is_frozen(home, tmp_path):
+    call("finetune", "mlm", "--dataset", "who.csv", "--pooling", "cls", "--length", 12, "--epochs", 1, "--out", tmp_path / "new", cwd=home)
+
+
+def test_a_classifier_is_not_compared_part_by_part(home):
+    told = leaves_nothing("parity", "tuned", "--out", "new", cwd=home)
+    assert "tuned is a classifier" in told and "it was made from" in told and "mask" not in told
+
+
+# --- runs that are not finished ---
+
+
+@pytest.mark.parametrize("words", ["fill-mask begun [MASK]", "next-sentence begun a b", "evaluate begun", "evaluate begun --dataset stories", "generate begun a",
+                                   "classify begun a", "inspect begun a --out new", "parity begun", "probe begun", "compare run begun",
+                                   "finetune begun --dataset who.csv", "pretrain --start begun --length 32 --out new"])
+def test_a_model_that_was_only_started_from_another_is_not_asked(home, words):
+    assert "begun is a run that isn't finished: go on with minibert pretrain --resume begun" in leaves_nothing(*words.split(), cwd=home)
+
+
+def test_a_run_that_was_started_from_another_ends_with_its_own_weights(run, home, tmp_path):
+    from safetensors.torch import load_file
+    shutil.copytree(home / "begun", tmp_path / "begun")
+    call("pretrain", "--resume", "begun", cwd=tmp_path)
+    assert not (tmp_path / "begun/start").exists()
+    a, b = (load_file(folder / "model.safetensors")["cls.predictions.bias"] for folder in (run, tmp_path / "begun"))
+    assert 0 < (a - b).abs().max() < 0.1
+    assert "%" in call("fill-mask", "begun", "a [MASK]", cwd=tmp_path)[0]
+
+
+# --- a folder that two want ---
+
+
+def test_the_second_of_two_is_refused_before_any_work(tmp_path, monkeypatch):
+    from filelock import FileLock
+    from minibert import runs
+    def prepare(*args): raise AssertionError("the text was read")
+    monkeypatch.setattr(runs, "prepare", prepare)
+    (tmp_path / "deep").mkdir()
+    with FileLock(tmp_path / "deep/.new.lock"):
+        told = leaves_nothing("pretrain", *QUICK, "--out", "deep/new", cwd=tmp_path)
+    assert "deep/new is being made by another minibert pretrain: wait for it, or give a new folder with --out" in told
+
+
+@pytest.mark.parametrize("out", ["new", "deep/deeper/new"])
+def test_what_is_refused_gives_its_claim_up(tmp_path, out):
+    call("pretrain", *QUICK, "--vocab-size", 9, "--out", out, cwd=tmp_path, code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_run_left_blocks_nobody(tmp_path):
+    (tmp_path / ".new.making-out").mkdir()
+    for left in ".new.lock", ".new.making-out/config.json": (tmp_path / left).write_text("{}")
+    _, err = call("pretrain", *QUICK, "--vocab-size", 9, "--out", "new", cwd=tmp_path, code=2)
+    assert "has no room" in err and not list(tmp_path.iterdir())
+
+
+def until(path, process):
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
-def test_a_warning_about_a_cut_text_is_one_line_of_a_process(run, tmp_path):
-    from command import start
-    (tmp_path / "w.csv").write_text("text,label\n" + "".join(f"{who} ran {n},{who}\n" for n in range(10) for who in ("anna", "tom")))
-    call("finetune", run, "--dataset", "w.csv", "--frozen", "--out", "tuned", cwd=tmp_path)
-    out, err = start("classify", "tuned", "anna ran " * 40, cwd=tmp_path).communicate()
-    assert out.count("%") == 2 and err == "minibert: The text was cut to 32 tokens, the most that this model reads: ask about shorter texts.\n"
-    assert QUICK[5] == "32"
+def test_two_processes_want_one_folder(tmp_path):
+    words = ("pretrain", *QUICK, "--out", "new")
+    first = start(*words, cwd=tmp_path)
+    until(tmp_path / ".new.making-out", first)
+    first.send_signal(signal.SIGSTOP)  # it takes its time
+    second = start(*words, cwd=tmp_path)
+    _, err = second.communicate()
+    assert second.returncode == 2 and "is being made by another" in err and "Learning" not in err, err
+    first.kill()
+    first.communicate()
+    assert (tmp_path / ".new.making-out").exists()
+    third = start(*words, cwd=tmp_path)
+    assert third.wait() == 0 and [path.name for path in tmp_path.iterdir()] == ["new"], third.communicate()
+
+
+# --- two vocabularies ---
+
+
+@pytest.mark.parametrize("change,said", [
+    (lambda lines: lines[:40] + [lines[41], lines[40]] + lines[42:], "the piece 40 is"), (lambda lines: lines[:-1], "is nothing in one"),
+    (lambda lines: [*lines, "quux"], "'quux' in one and nothing in the other"), (lambda lines: [line.upper() for line in lines], "'A' in one and 'a'"),
+])
+def test_two_vocabularies_in_a_folder_without_a_record(run, tmp_path, change, said):
+    shutil.copytree(run, tmp_path / "r")
+    (tmp_path / "r/SHA256SUMS").unlink()
+    path = tmp_path / "r/vocab.txt"
+    path.write_text("\n".join(change(path.read_text(encoding="utf8").split("\n")[:-1])) + "\n", encoding="utf8")
+    for words in ("fill-mask r [MASK]", "evaluate r", "inspect r a --out new", "pretrain --start r --length 32 --out new"):
+        told = leaves_nothing(*words.split(), cwd=tmp_path)
+        assert "r/vocab.txt and r/tokenizer.json are two vocabularies" in told and said in told, told
+    (tmp_path / "r/vocab.txt").unlink()
+    call("fill-mask", "r", "[MASK]", cwd=tmp_path)
+
+
+def test_a_vocabulary_beside_another_kind_of_tokenizer(run, elsewhere, tmp_path):
+    shutil.copytree(elsewhere / "gpt2", tmp_path / "g")
+    shutil.copy(run / "vocab.txt", tmp_path / "g")
+    assert "g/vocab.txt and g/tokenizer.json are two vocabularies" in leaves_nothing("generate", "g", "anna", cwd=tmp_path)
+
+
+# --- memory that is not there ---
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+def test_a_run_without_memory_goes_on_when_there_is_some(run, tmp_path, command):
+    (tmp_path / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n} {'and ran ' * 40},{who}\n" for n in range(2000) for who in ("anna", "tom")))
+    words = {"pretrain": ("pretrain", *QUICK, "--steps", 1, "--batch-size", 6000),
+             "finetune": ("finetune", run, "--dataset", "who.csv", "--epochs", 1, "--batch-size", 4000, "--length", 32)}[command]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    import resource
+    set_limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (5 << 29, 5 << 29))  # noqa: E731
+    told = subprocess.run([*COMMAND, *map(str, words), "--out", "new"], cwd=tmp_path, env=env, text=True, capture_output=True, preexec_fn=set_limit)
+    said = told.stderr.splitlines()[-1]
+    assert told.returncode == 2 and said.startswith("minibert: There isn't enough memory") and "begin anew with a smaller --batch-size" in said, told.stderr
+    assert f"or free some, then go on with minibert {command} --resume new." in said
+    assert "isn't finished" in leaves_nothing("fill-mask", "new", "[MASK]", cwd=tmp_path)
+    call(command, "--resume", "new", cwd=tmp_path)
+    call(*words, "--out", "whole", cwd=tmp_path)
+    assert (tmp_path / "new/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+
+
+def test_a_model_that_finds_no_memory_before_its_first_step_says_how_it_goes_on(tmp_path, monkeypatch):
+    from minibert import runs
+    def fresh_model(run): raise MemoryError
+    monkeypatch.setattr(runs, "fresh_model", fresh_model)
+    _, err = call("pretrain", *QUICK, "--out", "new", cwd=tmp_path, code=2)
+    assert "enough memory" in err and "then go on with minibert pretrain --resume new" in err
+
+
+# --- checkpoints from elsewhere ---
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    "A GPT-2 and a T5 as transformers saves them, each with a tokenizer.json of its own."
+    import transformers as hf
+    from test_other_checkpoints import OLD_GPT2, OLD_T5, bpe, randomise_, unigram
+    home = tmp_path_factory.mktemp("elsewhere")
+    for name, model, tokenizer in (("gpt2", hf.GPT2LMHeadModel(hf.GPT2Config(**OLD_GPT2)), bpe()),
+                                   ("t5", hf.T5ForConditionalGeneration(hf.T5Config(**OLD_T5)), unigram()[0])):
+        randomise_(model, 1).save_pretrained(home / name)
+        tokenizer.save(str(home / name / "tokenizer.json"))
+    (home / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n},{who}\n" for who, n in ROWS))
+    (home / "rooms.txt").write_text("\n\n".join(f"The room has {n} doors. Its walls are grey." for n in range(60)))
+    return home
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+@pytest.mark.parametrize("words,said", [
+    ("finetune NAME --dataset who.csv", "has no BERT inside"), ("finetune NAME --dataset who.csv --frozen", "has no BERT inside"),
+    ("fill-mask NAME [MASK]", "neither fills masks nor knows next sentences"), ("next-sentence NAME a b", "neither fills masks nor knows next sentences"),
+    ("classify NAME a", "Make a classifier of a BERT with minibert finetune"), ("probe NAME", "has no BERT inside"),
+    ("evaluate NAME", "a text that --dataset names"), ("inspect NAME a --pair b --out new", "leave out --pair"),
+    ("pretrain --start NAME --length 32 --out new", "and --model is bert"), ("compare NAME NAME", "not the folder of a run"),
+])
+def test_what_a_checkpoint_from_elsewhere_cannot_do_is_one_sentence(elsewhere, name, words, said):
+    told = leaves_nothing(*(name if word == "NAME" else word for word in words.split()), cwd=elsewhere)
+    assert said in told and "WordPiece" not in told and told.count(". ") < 3, told
+
+
+@pytest.mark.parametrize("words", ["evaluate t5 --dataset rooms.txt", "pretrain --model t5 --start t5 --dataset rooms.txt --length 32 --out new"])
+def test_gaps_are_cut_for_our_own_t5_alone(elsewhere, words):
+    assert "brings its own tokenizer: ask it by minibert generate" in leaves_nothing(*words.split(), cwd=elsewhere)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_what_a_checkpoint_from_elsewhere_can_do(elsewhere, tmp_path, name):
+    words = ("generate", elsewhere / name, "anna lost her [MASK]", "--tokens", 6)
+    out, _ = call(*words, "--samples", 2)
+    assert out.startswith("anna lost her") and out.count("\n") >= 2
+    assert json.loads(call(*words, "--samples", 2, "--json")[0])["texts"] == out.removesuffix("\n").split("\n") or "\\x" in out
+    assert "agree" in call("parity", elsewhere / name)[0]
+    call("inspect", elsewhere / name, "anna lost her ball", "--out", tmp_path / "page")
+    assert {"heads", "rollout"} <= pictures(tmp_path / "page")
+    if name == "gpt2": assert json.loads(call("evaluate", elsewhere / name, "--dataset", elsewhere / "rooms.txt")[0])["bits_per_byte"] > 0
+
+
+@pytest.mark.parametrize("which,instead", [("run", "minibert fill-mask"), ("tuned", "minibert classify")])
+def test_who_writes_no_texts_is_asked_otherwise(home, which, instead):
+    told = leaves_nothing("generate", which, "anna", cwd=home)
+    assert "doesn't write texts" in told and instead in told
