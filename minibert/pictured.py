@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .core import check_finite, evaluating
-from .gaps import answer_ids
+from .gaps import read_gaps
 from .gpt import GPTForCausalLM
 from .inside import Reading
 from .page import Shown, near, readable, text_figures
@@ -128,7 +128,7 @@ def show_answered(
     folder: Path, notes: list[str],  # as in `show_filled`; the answer joins the notes
 ) -> Shown:
     "The encoder's heads, an answer, and what it looked at."
-    ids = _ids_of(model, text, pair, lambda text: answer_ids(tokenizer, text))
+    ids = _ids_of(model, text, pair, lambda text: read_gaps(tokenizer, text))
     written, out = _answer(model, ids.to(model.words.weight.device))
     reading = _reading(
         tokenizer, model, ids, out.encoder_attentions, out.encoder_hidden_states)
