@@ -10,19 +10,24 @@ from pathlib import Path
 from torch import Tensor, nn
 
 # %% auto #0
-__all__ = ['HEADS', 'encode_for', 'learned', 'check_learned', 'finite_answer']
+__all__ = ['HEADS', 'check_asked', 'encode_for', 'began', 'untrained', 'learned', 'check_learned', 'finite_answer']
 
 # %% ../nbs/appendix/asking.ipynb #3631d5c3
+def check_asked(model: nn.Module) -> None:
+    "Refuse a model without the two heads of pre-training: ValueError."
+    if not hasattr(model, "mlm_head"):
+        raise ValueError(f"A {type(model).__name__} neither fills masks nor knows next "
+                         "sentences: give a pre-trained BERT, or use minibert classify or "
+                         "generate.")
+
+
 def encode_for(
     model: nn.Module,  # a BertForPreTraining
     tokenizer,  # a WordPieceTokenizer
     texts: list,  # of texts, or of pairs
 ) -> dict[str, Tensor]:
     "A batch of texts, or of pairs, on the model's device; ValueError if they differ."
-    if not hasattr(model, "mlm_head"):
-        raise ValueError(f"A {type(model).__name__} neither fills masks nor knows next "
-                         "sentences: give a pre-trained BERT, or use minibert classify or "
-                         "generate.")
+    check_asked(model)
     V, most = model.config.vocab_size, model.config.max_position_embeddings
     if tokenizer.vocab_size > V:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size} pieces, the model "
@@ -37,22 +42,33 @@ def encode_for(
 HEADS = {"mlm": ("mlm_head",), "nsp": ("bert.pooler", "nsp_head")}  # who answers
 
 
-def learned(
-    model: nn.Module,  # a BertForPreTraining
-    run: str | Path,  # where it was opened from
-) -> list[str]:  # of "mlm" and "nsp"
-    "What a BERT has learned to answer, as far as its files tell."
+def began(run: str | Path) -> dict:  # {} for a checkpoint that is no run
+    "The options that a run was begun with."
     from minibert.recipe import PretrainOptions, read_options
-    path, fresh = Path(run) / "run.yaml", getattr(model, "fresh", ())
-    options = read_options(path, PretrainOptions) if path.is_file() else {}
+    path = Path(run) / "run.yaml"
+    return read_options(path, PretrainOptions) if path.is_file() else {}
+
+
+def untrained(
+    model: nn.Module,  # a BertForPreTraining, or its BertModel
+    options: dict,  # those that its run was begun with
+) -> set[str]:  # of the parts in HEADS
+    "The parts of a BERT that nobody has trained, as far as its files tell."
     asked = "mlm,nsp" if options.get("start") else options.get("objectives", "mlm,nsp")
-    return [name for name, parts in HEADS.items()
-            if name in asked and not set(parts) & set(fresh)]
+    left = [parts for name, parts in HEADS.items() if name not in asked]
+    return {*getattr(model, "fresh", ())}.union(*left)
+
+
+def learned(model: nn.Module, options: dict) -> list[str]:  # of "mlm" and "nsp"
+    "What a BERT has learned to answer."
+    fresh = untrained(model, options)
+    return [name for name, parts in HEADS.items() if not fresh & {*parts}]
 
 
 def check_learned(model: nn.Module, run: str | Path, objective: str) -> None:
-    "Refuse to ask a head that nobody has trained: ValueError."
-    if hasattr(model, "mlm_head") and objective not in learned(model, run):
+    "Refuse to ask a model without heads, or a head that nobody has trained: ValueError."
+    check_asked(model)
+    if objective not in learned(model, began(run)):
         raise ValueError(f"{run} has no trained head for {objective}, and one that "
                          "starts fresh answers at random: give a BERT that has been "
                          f"pre-trained with the objective {objective}.")

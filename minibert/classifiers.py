@@ -46,8 +46,10 @@ def load_classifier(name_or_folder: str | Path) -> BertClassifier:  # in eval mo
     "Open a fine-tuned BERT, ours or Hugging Face's; ValueError if it is none."
     model = load_pretrained(name_or_folder)
     if not hasattr(model, "classifier"):
-        raise ValueError(f"{name_or_folder} is a {type(model).__name__}: it is no "
-                         "classifier yet. Make one of it with minibert finetune.")
+        advice = ("it is no classifier yet. Make one of it" if hasattr(model, "bert") else
+                  "it sorts no texts. Make a classifier of a BERT")
+        raise ValueError(f"{name_or_folder} is a {type(model).__name__}: {advice} with "
+                         "minibert finetune.")
     broken = [name for name, value in to_hf(model).items() if not value.isfinite().all()]
     if broken:
         raise ValueError(f"{name_or_folder} has numbers in {min(broken)} that are not "

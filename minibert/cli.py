@@ -26,7 +26,7 @@ __all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', '
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
-from .kinds import KINDS, check_backend, check_kind, check_start
+from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
@@ -140,34 +140,22 @@ def run_next_sentence(options: NextSentence) -> None:
 
 def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
-    from minibert.gaps import write_answer
-    from minibert.gpt import GPTForCausalLM, generate
+    from minibert.families import resolve
     from minibert.other_tokenizers import open_tokenizer
-    from minibert.prompts import encode_prompts
-    from minibert.t5 import T5ForConditionalGeneration
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
-    if not isinstance(model, GPTForCausalLM | T5ForConditionalGeneration):
+    kind = kind_of(model)
+    if kind is None or not KINDS[kind].write:
         raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't write "
                          "texts: give a run of --model gpt or t5, or use minibert "
-                         "fill-mask.")
-    tokenizer = open_tokenizer(options.run)
+                         f"{'fill-mask' if kind else 'classify'}.")
+    write, tokenizer, texts = resolve(KINDS[kind].write), open_tokenizer(options.run), []
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
-    if isinstance(model, T5ForConditionalGeneration):
-        texts = [write_answer(model, tokenizer, options.text, options.tokens,
-                              seed=options.seed + sample, **how)
-                 for sample in range(options.samples)]
-        return print_found(options, dict(texts=texts), *texts)
-    end = tokenizer.sep_id
-    ids, real = encode_prompts(tokenizer, [options.text], start=end)
-    texts = []
     for sample in range(options.samples):
-        written, text, shown = ids[0].tolist(), options.text, 0
-        for token in generate(model, ids, options.tokens, real=real, stop=end,
-                              seed=options.seed + sample, **how):
-            written.append(token.item())
-            text = tokenizer.decode(written)
-            whole = len(text.rstrip("�"))  # a character may need more bytes
+        text, shown = "", 0
+        for text in write(model, tokenizer, options.text, options.tokens,
+                          seed=options.seed + sample, **how):
+            whole = len(text.rstrip("\ufffd"))  # a character may need more bytes
             if not options.json: print(text[shown:whole], end="", flush=True)
             shown = max(shown, whole)
         texts.append(text)

@@ -112,6 +112,10 @@ def compare_with_hf(
         folder = find_checkpoint(name_or_folder, **where)
         ours, texts = load_pretrained(folder), _TEXTS if texts is None else list(texts)
         (architecture, family), tokenizer = family_of(ours), open_tokenizer(folder)
+        if not family.compared:
+            raise ValueError(f"{name_or_folder} is a classifier, and what is compared part "
+                             "by part are pre-trained models: give the one that it was "
+                             "made from.")
         kind = resolve(family.compared)
         batch, found = kind.batch(ours, tokenizer, texts), {}
         other = _their_tokenizer(hf, folder)

@@ -233,8 +233,8 @@ def in_words(problem: BaseException) -> str:
     said = " ".join(str(problem).split())
     code = getattr(problem, "errno", None)
     if isinstance(problem, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(said):
-        return ("There isn't enough memory for that: give a smaller --batch-size, --length "
-                "or --size, cut the batch by --gradient-accumulation-steps, or free some.")
+        return ("There isn't enough memory for that: begin anew with a smaller --batch-size, "
+                "--length or --size or more --gradient-accumulation-steps, or free some.")
     if code is None or not isinstance(problem, OSError): return said
     if not problem.strerror and not problem.filename: return said  # a sentence already
     what = problem.filename or "What minibert prints"

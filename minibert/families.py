@@ -31,7 +31,7 @@ class Family:
     beside: tuple = ()  # beginnings of names that their class has no place for
     derived: dict = field(default_factory=dict)  # their name -> "module:function(config)"
     head: str = ""  # a name in `tied` that some checkpoints hold as a matrix of its own
-    compared: str = "minibert.compared:FILLS"  # what `minibert parity` compares
+    compared: str = "minibert.compared:FILLS"  # what `minibert parity` compares, or ""
     inspected: str = "minibert.page:show_filled"  # what `minibert inspect` draws
 
 # %% ../nbs/appendix/families.ipynb #9c5de244
@@ -87,6 +87,7 @@ def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
         "minibert.finetuning:BertClassifier.from_config",
         (_BODY + heads).replace("BASE", base), f"{base}.", dict(pooling=pooling),
         ignored=_BUFFERS,
+        compared="", inspected="minibert.pictured:show_labelled",
         **more)
 
 

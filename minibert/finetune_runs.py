@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from .asking import began, untrained
 from .attention import MultiHeadAttention
 from .bags import bag_of_words, word_counters
 from .checkpoints import list_checkpoints
@@ -77,6 +78,11 @@ def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClass
     _set_dropout_(bert, options.dropout)
     pooling = options.pooling
     if pooling == "auto": pooling = "mean" if options.frozen else "cls"
+    if (options.frozen and pooling == "cls"
+            and "bert.pooler" in untrained(bert, began(options.run))):
+        raise ValueError(f"{options.run} has no trained pooler, which --pooling cls reads, "
+                         "and --frozen would leave it at random: give --pooling mean, or "
+                         "leave out --frozen, which trains it.")
     return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
 
 # %% ../nbs/appendix/finetune_runs.ipynb #f9e7ec42
@@ -137,8 +143,8 @@ def run_finetuning(
     find_checkpoint(options.run)
     word_counters()  # if they are missing, say so now, not after the training
     parts = read_parts(options)
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     model = start_classifier(options, parts[0].names).to(own_device())
+    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     length = min(options.length, model.config.max_position_embeddings)
     train, val, _ = (ExampleSampler(part, tokenizer, length, options.seed)
                            for part in parts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .config import SIZES, BertConfig
-from .families import resolve
+from .families import family_of, resolve
 from .recipe import BACKENDS, STARTED, PretrainOptions, TrainingConfig
 from .text import SPECIALS
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the table of models is read before NumPy is needed
     from minibert.tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['KINDS', 'Kind', 'bert_config', 'gpt_config', 't5_config', 'with_dropout', 'windows', 'gaps', 'examples_of',
+__all__ = ['KINDS', 'Kind', 'bert_config', 'gpt_config', 't5_config', 'with_dropout', 'windows', 'gaps', 'kind_of', 'examples_of',
            'check_kind', 'check_backend', 'check_start']
 
 # %% ../nbs/appendix/kinds.ipynb #c1b88ff1
@@ -37,6 +37,7 @@ class Kind:
     own: dict = field(default_factory=dict)  # options that have another default
     only: tuple = ()  # options that must keep their default
     ask: str = ""  # a command that asks it more
+    write: str = ""  # gives what (model, tokenizer, text, tokens, ...) writes, as it grows
     depth: tuple = ("num_hidden_layers",)  # fields of the config: layers, stack by stack
     least: int = 2  # places that an example takes at least
 
@@ -54,7 +55,7 @@ KINDS = {
         own=dict(objectives="clm", length=128, batch_size=32),
         only=("mask_probability", "whole_words", "objectives", "short_probability",
               "positions", "backend", "watch"),
-        ask='generate {} "one morning"'),
+        ask='generate {} "one morning"', write="minibert.writing:continued"),
     "t5": Kind(
         "minibert.kinds:t5_config", ("T5ForConditionalGeneration",), "minibert.kinds:gaps",
         "texts", "minibert.report:measure_spans", "minibert.report:fillings",
@@ -63,6 +64,7 @@ KINDS = {
         only=("mask_probability", "whole_words", "objectives", "short_probability",
               "positions", "max_position_embeddings", "backend", "watch"),
         ask='generate {} "one morning [MASK] lost her [MASK] ball ."',
+        write="minibert.writing:answered",
         depth=("num_layers", "num_decoder_layers")),
 }
 
@@ -114,6 +116,12 @@ def gaps(corpus: Corpus, tokenizer: WordPieceTokenizer, training: TrainingConfig
     "The texts of a run with spans cut out: a function of the config's seed and the step."
     from minibert.spans import Spans
     return Spans(corpus, tokenizer, training.length, seed=training.seed)
+
+
+def kind_of(model: Any) -> str | None:  # a key of KINDS
+    "Which kind a model is; None for one that no run trains, as a classifier."
+    own = family_of(model)[0]
+    return next((name for name, kind in KINDS.items() if own in kind.architectures), None)
 
 
 def examples_of(

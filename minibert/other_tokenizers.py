@@ -17,7 +17,7 @@ from .config_files import config_text
 from .core import read_json, write_whole
 from .text import check_text, close_spaces
 from .tokenizer import WordPieceTokenizer
-from .tokenizer_files import fetch_files
+from .tokenizer_files import check_twice, fetch_files
 
 # %% auto #0
 __all__ = ['FileTokenizer', 'read_spiece', 'find_tokenizer_files', 'tokenizer_type', 'read_other', 'open_tokenizer']
@@ -232,6 +232,7 @@ def read_other(
         raise ValueError(f"The tokenizer of {name_or_folder} could not be read "
                          f"({problem}): copy or download it again.") from None
     vocab = inner.get_vocab()
+    check_twice(files, vocab)
     end, pad = (_named(config, which) or _named(others, which)
                 for which in ("eos_token", "pad_token"))
     end = end or next((name for name in _ENDS if name in vocab), None)

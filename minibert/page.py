@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .asking import began, learned
 from .checkpoints import read_metrics
 from .core import check_free, write_whole
 from .corpus import Corpus
@@ -196,8 +197,9 @@ def near(
 # %% ../nbs/appendix/page.ipynb #726abbbf
 def _filled_figures(model, tokenizer, reading, folder, notes) -> Iterator[tuple]:
     yield from text_figures(reading)
-    if not any("MLM head" in note for note in notes):
+    if "mlm" in learned(model, began(folder)):
         yield from _lens_figures(model, tokenizer, reading)
+    else: notes.append("No guess is drawn: nobody has trained its MLM head.")
     plain = _own_text(model, tokenizer, folder, notes)
     if plain: yield from _corpus_figures(model, tokenizer, plain)
     yield from _run_figures(folder)
@@ -210,7 +212,7 @@ def show_filled(
     folder: Path,  # of the run or the checkpoint
     notes: list[str],  # what the page says beside; it may grow
 ) -> Shown:
-    "Heads, a lens of the MLM head, scores on the run's own text, its curves."
+    "Heads, a lens of the MLM head if it's trained, scores on the run's own text, its curves."
     reading = readable(read_text(model, tokenizer, text, pair))
     return Shown(
         reading.tokens, _filled_figures(model, tokenizer, reading, folder, notes),

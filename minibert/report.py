@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import textwrap
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,15 +23,15 @@ from .core import seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
 from .evaluation import evaluate, evaluate_pretraining
-from .families import family_of, resolve
+from .families import resolve
 from .heads import BertForPreTraining, fill_mask, next_sentence
-from .kinds import KINDS, examples_of
+from .kinds import KINDS, examples_of, kind_of
 from .other_tokenizers import open_tokenizer
 from .parallel import join_processes
 from .progress import plain_table, say
 from .recipe import PretrainOptions, read_objectives
 from .runs import (
-    VAL_SEED, Run, open_run, ruler, seconds_a_step, training_config)
+    START, VAL_SEED, Run, open_run, ruler, seconds_a_step, training_config)
 from .stories import stories
 from .weights import save_pretrained
 
@@ -108,9 +109,7 @@ def with_text(
     folder, config = Path(checkpoint), model.config
     if (folder / "run.yaml").exists(): run = open_run(folder)
     else:
-        own = family_of(model)[0]
-        kind = next((k for k in KINDS if own in KINDS[k].architectures), None)
-        if kind is None:
+        if (kind := kind_of(model)) is None:
             raise ValueError(f"{checkpoint} is a {type(model).__name__}, which no text "
                              "alone can measure: give a pre-trained model.")
         length = min(128, config.max_position_embeddings)
@@ -118,7 +117,7 @@ def with_text(
         tokenizer = open_tokenizer(checkpoint)
         run = Run(folder, options, config, tokenizer, None, None)
     if hasattr(model, "mlm_head"):
-        asked = learned(model, checkpoint)
+        asked = learned(model, asdict(run.options))
         if not asked: check_learned(model, checkpoint, "mlm")
         run = replace(run, options=replace(run.options, objectives=",".join(asked)))
     documents = load_documents(dataset, name, "validation", text_column)
@@ -333,6 +332,7 @@ def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     model, lines = model.cpu(), read_metrics(run.folder)
     check_diverged(lines)
     save_pretrained(model, run.tokenizer, run.folder)
+    shutil.rmtree(run.folder / START, ignore_errors=True)  # it has weights of its own now
     summary = measure(model, run) | dict(train_seconds=seconds)
     if lines: write_figure(draw_curves(lines, summary), run.folder / "curves.png")
     write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")

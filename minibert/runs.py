@@ -10,12 +10,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import nn
 
 from .callbacks import Callback, TensorBoard
@@ -43,8 +45,8 @@ from .training import fit, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
-__all__ = ['VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
-           'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'claim_folder', 'start_run', 'settle',
+__all__ = ['START', 'VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
+           'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'alone', 'claim_folder', 'start_run', 'settle',
            'make_run', 'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'check_resumed',
            'go_on', 'begin_again', 'tune']
 
@@ -61,14 +63,18 @@ def first_form(
     return sizes(options, tokenizer.vocab_size), tokenizer
 
 
+START = "start"  # the folder in a run's that holds the weights of `--start`
+
+
 def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceTokenizer]:
-    "Those of `--start`, whose weights are kept in `folder`."
+    "Those of `--start`, whose weights are kept in `folder`, in a folder of their own."
     model = load_pretrained(options.start)
     if family_of(model)[0] not in KINDS[options.model].architectures:
         raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
                          f"{options.model}: start from a model of the same kind.")
     tokenizer = open_tokenizer(options.start)
-    save_pretrained(model, tokenizer, folder)
+    model.config = with_dropout(model.config, options.dropout)
+    save_pretrained(model, None, folder / START)
     return model.config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #7ba04a6c
@@ -139,7 +145,7 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
 # %% ../nbs/appendix/runs.ipynb #e34291c3
 def fresh_model(run: Run) -> nn.Module:
     "A run's model before its first step, on the device where it will train."
-    if (run.folder / "model.safetensors").exists(): model = load_pretrained(run.folder)
+    if run.options.start: model = load_pretrained(run.folder / START)
     else:
         _, family = find_family(run.config.model_type)
         model = resolve(family.model)(run.config, seeded(run.options.seed, 0, 2))
@@ -214,6 +220,25 @@ def new_folder(out: str | None, where: str = "runs") -> Path:
     return Path(out)
 
 
+@contextmanager
+def alone(out: str | None) -> Iterator[None]:
+    "While it lasts, nobody else makes the folder `out`; FileExistsError if somebody does."
+    folder = new_folder(out)
+    if out is None:  # numbers are claimed one by one
+        yield
+        return
+    lock = folder.with_name(f".{folder.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            try: yield
+            finally:
+                with suppress(OSError): lock.unlink()  # Windows does it a moment later
+    except Timeout:
+        raise FileExistsError(f"{out} is being made by another minibert pretrain: wait for "
+                              "it, or give a new folder with --out.") from None
+
+
 def claim_folder(
     out: str | None,
     where: str = "runs",
@@ -221,8 +246,8 @@ def claim_folder(
     "A new folder's name, and one beside it that is ours alone, made to work in."
     while True:
         folder = new_folder(out, where)
-        mine = "" if out is None else f"-{os.getpid()}"
-        aside = folder.with_name(f".{folder.name}.making{mine}")
+        aside = folder.with_name(f".{folder.name}.making{'' if out is None else '-out'}")
+        if out is not None: shutil.rmtree(aside, ignore_errors=True)  # of one that was killed
         try: aside.mkdir(parents=True)
         except FileExistsError:
             if out is not None: raise
@@ -263,13 +288,16 @@ def make_run(options: PretrainOptions) -> int:  # the folder's number; 0 where -
     "Make the run's folder, whole or not at all."
     home = Path("runs") if options.out is None else Path(options.out).parent
     fresh = [path for path in (home, *home.parents) if not path.exists()]
-    folder, aside = claim_folder(options.out)
     try:
-        folder = settle(start_run(options, aside), aside, folder)
+        with alone(options.out):
+            folder, aside = claim_folder(options.out)
+            try: folder = settle(start_run(options, aside), aside, folder)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
         for path in fresh:
-            if not any(path.iterdir()): path.rmdir()
+            with suppress(OSError): path.rmdir()  # another run may be in it
         raise
     return int(folder.name) if options.out is None else 0
 
@@ -281,8 +309,9 @@ def begin(options: PretrainOptions) -> tuple[Run, nn.Module]:
     check_start(options)
     number = first_alone(lambda: make_run(options))
     folder = Path(options.out or f"runs/{number}")
-    run = open_run(folder, check=False)  # written a moment ago
-    return run, fresh_model(run)
+    with going_on("pretrain", folder):
+        run = open_run(folder, check=False)  # written a moment ago
+        return run, fresh_model(run)
 
 # %% ../nbs/appendix/runs.ipynb #c06c1935
 VAL_SEED = 20181011  # the same masks for every model with this vocabulary
@@ -423,8 +452,7 @@ def go_on(
 # %% ../nbs/appendix/runs.ipynb #f22b15f2
 def begin_again(run: Run) -> tuple[nn.Module, float]:
     "Train a run from step 0 that was stopped before its first checkpoint."
-    trained = (run.folder / "model.safetensors").exists() and not run.options.start
-    if trained or (run.folder / "summary.json").exists():
+    if any((run.folder / name).exists() for name in ("model.safetensors", "summary.json")):
         raise FileNotFoundError(f"{run.folder} holds a trained model and no checkpoint: "
                                 "give the folder of a run that was stopped.")
     def forget():

@@ -142,6 +142,9 @@ class Spans:
         density: float = 0.15,
         mean_span: float = 3.0,
     ):
+        if not isinstance(tokenizer, WordPieceTokenizer):
+            raise ValueError("Gaps are cut for a T5 that minibert has trained, and this one "
+                             "brings its own tokenizer: ask it by minibert generate.")
         self.corpus, self.tokenizer, self.length = corpus, tokenizer, length
         self.seed, self.sizes = seed, (density, mean_span)
         self.row, self.raw = Joined(corpus, tokenizer.cls_id), raw_length(length, *self.sizes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from .sums import check_sum, drop_sums
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
-__all__ = ['write_tokenizer', 'fetch_files', 'read_vocab', 'read_tokenizer']
+__all__ = ['write_tokenizer', 'fetch_files', 'check_twice', 'read_vocab', 'read_tokenizer']
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #a8fb96a5
 def _to_json(tokenizer: Any) -> dict:
@@ -167,6 +168,22 @@ def _find_files(name: str | Path, hub: dict) -> dict[str, Path]:
     return found
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #749db949
+def check_twice(
+    files: dict[str, Path],  # a folder's, by name
+    pieces: dict[str, int],  # of its tokenizer.json
+) -> None:
+    "Refuse a vocab.txt with other pieces than the tokenizer.json beside it: ValueError."
+    if not {"vocab.txt", "tokenizer.json"} <= files.keys(): return
+    listed = read_vocab(files["vocab.txt"])
+    numbered = [piece.rstrip() for piece in sorted(pieces, key=pieces.get)]
+    if listed == numbered: return
+    k = next(k for k, (a, b) in enumerate(zip_longest(listed, numbered)) if a != b)
+    a, b = (repr(side[k]) if k < len(side) else "nothing" for side in (listed, numbered))
+    raise ValueError(f"{files['vocab.txt']} and {files['tokenizer.json']} are two "
+                     f"vocabularies (the piece {k} is {a} in one and {b} in the other): "
+                     "keep the one that belongs to the model.")
+
+
 def read_vocab(path: str | Path) -> list[str]:
     "The pieces of a `vocab.txt`, one a line."
     if not Path(path).is_file():
@@ -204,4 +221,5 @@ def read_tokenizer(
     if (said["max_length"] or 0) > 1 << 20: said["max_length"] = None  # "no limit"
     vocab = model.get("vocab") or read_vocab(files.get("vocab.txt", "vocab.txt"))
     for path in files.values(): check_sum(path)
+    if vocab is model.get("vocab"): check_twice(files, vocab)
     return dict(vocab=vocab) | {k: v for k, v in said.items() if v is not None}

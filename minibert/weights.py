@@ -91,6 +91,7 @@ def load_encoder(name_or_folder: str | Path, **where) -> nn.Module:  # a BertMod
     if not hasattr(model, "bert"):
         raise ValueError(f"{name_or_folder} is a {type(model).__name__}, which has no "
                          "BERT inside: give one that has.")
+    model.bert.fresh = model.fresh  # what the checkpoint lacks, the pooler perhaps
     return model.bert
 
 # %% ../nbs/13_weights.ipynb #6ae4affd

@@ -87,6 +87,7 @@ FLOORS = {  # of the appendix: between which chapters each module lies; core, sh
     "windows": 19.9,
     "spans": 20.5,
     "gaps": 21.5,
+    "writing": 21.6,
     "summarising": 21.5,
     "bench": 24.5,
     "side_by_side": 21.6,

@@ -16,7 +16,7 @@ SUBJECTS = {
     "Text": "text tokenizer_files vocabulary rows tokenizer_proofs other_tokenizers documents stories corpus labels labelled bags",
     "Models": "config_files memory inputs embeddings_proofs rotary attention_parts parts encoder_proofs model_proofs losses asking heads_proofs "
               "families files weights_proofs parity_parts classifier_parts classifiers compare compared",
-    "Examples": "masking_proofs pairs_parts pairs_proofs windows prompts spans gaps side_by_side",
+    "Examples": "masking_proofs pairs_parts pairs_proofs windows prompts spans gaps writing side_by_side",
     "Training": "optimizers parallel checkpoints train_state callbacks progress training_proofs finetuning_proofs going_on",
     "By hand": "numpy_weights numpy_proofs numpy_flow numpy_parts numpy_training_proofs",
     "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page pictured bench profiling products "
