@@ -123,8 +123,8 @@ def test_what_is_refused_gives_its_claim_up(tmp_path, out):
 def test_what_a_killed_run_left_blocks_nobody(tmp_path):
     (tmp_path / ".new.making-out").mkdir()
     for left in ".new.lock", ".new.making-out/config.json": (tmp_path / left).write_text("{}")
-    call("pretrain", *QUICK, "--steps", 1, "--out", "new", cwd=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    _, err = call("pretrain", *QUICK, "--vocab-size", 9, "--out", "new", cwd=tmp_path, code=2)
+    assert "has no room" in err and not list(tmp_path.iterdir())
 
 
 def until(path, process):
