@@ -89,9 +89,9 @@ def record() -> dict[str, str]:
         print("two", flush=True)
         lines = ["text\tlabel", *(f"{story.text}\t{story.sentiment}" for story in stories(120))]
         (place / "moods.tsv").write_text("\n".join(lines) + "\n", encoding="utf8")
-        tuning = ("--dataset", place / "moods.tsv", "--length", 48, "--batch-size", 16, "--epochs", 1, "--precision", "float32")
-        for name, more in {"tuned": (), "tuned-parts": ("--gradient-accumulation-steps", 3, "--pooling", "mean"), "frozen": ("--frozen",)}.items():
-            call("finetune", place / "own", *tuning, *more, "--out", place / name)
+        table, steps = ("--dataset", place / "moods.tsv", "--length", 48), ("--batch-size", 16, "--epochs", 1, "--precision", "float32")
+        for name, more in {"tuned": steps, "tuned-parts": (*steps, "--gradient-accumulation-steps", 3, "--pooling", "mean"), "frozen": ("--frozen",)}.items():
+            call("finetune", place / "own", *table, *more, "--out", place / name)
             print(name, flush=True)
         call("probe", place / "own", "--seeds", 1, "--out", place / "probed")
         found |= floats("evaluated", json.loads(call("evaluate", place / "own", "--dataset", "stories")))

@@ -5,11 +5,13 @@
 # %% ../nbs/appendix/classifiers.ipynb #fa37aa58
 from __future__ import annotations
 
+import warnings
 from copy import copy
 from pathlib import Path
 
 from .core import check_finite, evaluating, read_json
 from .finetuning import BertClassifier
+from .labelled import count_cut
 from .tokenizer import WordPieceTokenizer
 from .weights import load_pretrained, save_pretrained, to_hf
 
@@ -65,6 +67,10 @@ def classify(
     "What a fine-tuned BERT says of texts; FloatingPointError if it is not a number."
     texts = texts if isinstance(texts, list) else [texts]
     most = min(tokenizer.max_length, model.config.max_position_embeddings)
+    if cut := count_cut(texts, tokenizer, most):
+        what = f"{cut:,} of {len(texts):,} texts were" if texts[1:] else "The text was"
+        warnings.warn(f"{what} cut to {most} tokens, the most that this model reads: ask "
+                      "about shorter texts.", stacklevel=2)
     batch = tokenizer.encode_batch(texts, max_length=most, return_tensors="pt")
     with evaluating(model) as device:
         batch = {name: values.to(device) for name, values in batch.items()}

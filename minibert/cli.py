@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
 import sys
@@ -21,24 +20,24 @@ from typing import Any
 # %% auto #0
 __all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask',
            'run_next_sentence', 'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe',
-           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'Plain', 'plain', 'plain_warnings',
-           'main']
+           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'Plain', 'plain_warnings', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
+from .core import in_a_line, in_words, plain
 from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
 from .progress import is_shown, print_table, say, shown
-from .recipe import as_yaml, read_objectives
+from .recipe import as_yaml
 
 # %% ../nbs/appendix/cli.ipynb #836d1feb
 def print_found(options: Output, found: dict, *words: str | list) -> None:
-    "Print what was found: as JSON where it is asked for, else text and tables."
+    "Print what was found: as JSON where it is asked for, else lines and tables."
     if options.json: return print(json.dumps(found, indent=2, ensure_ascii=False))
     for part in words:
-        if isinstance(part, str): print(part)
+        if isinstance(part, str): print(plain(part, "\t"))
         else: print_table(part)
 
 # %% ../nbs/appendix/cli.ipynb #6e6ab957
@@ -55,9 +54,8 @@ def run_pretrain(options: Pretrain) -> None:
     check_start(options)
     check_backend(options)
     check_kind(options)
-    if options.model == "bert": read_objectives(options.objectives)
     if options.print_config:
-        return print_found(options, asdict(options), as_yaml(options).rstrip("\n"))
+        return print_found(options, asdict(options), *as_yaml(options).splitlines())
     say(f"Opening {options.resume} ..." if options.resume else
         f"Reading {'the stories' if options.dataset == 'stories' else options.dataset} ...")
     from minibert.core import going_on, keep_freed_memory
@@ -76,7 +74,7 @@ def run_pretrain(options: Pretrain) -> None:
         if join_processes()[0]: return
         summary = finish(model, seconds, run)
     rest = [] if options.quiet or options.json else [
-        meaning(summary), what_it_learned(model, run), ""]
+        *f"{meaning(summary)}\n{what_it_learned(model, run)}\n".split("\n")]
     more = [] if options.quiet else [
         f"  {ask_more(summary, options.model, run.folder)}"]
     print_found(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,
@@ -106,7 +104,7 @@ def run_evaluate(options: Evaluate) -> None:
     say("Measuring on held-out text ...")
     summary = measure(model, run)
     if not sys.stdout.isatty(): options = replace(options, json=True)
-    print_found(options, summary, figure_rows(summary), meaning(summary))
+    print_found(options, summary, figure_rows(summary), *meaning(summary).split("\n"))
 
 # %% ../nbs/appendix/cli.ipynb #5fcb7e4e
 def run_fill_mask(options: FillMask) -> None:
@@ -167,7 +165,7 @@ def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do n
     "Print how far each part differs from transformers, and the verdict."
     from minibert.compare import compare_with_hf, comparison_table
     result = compare_with_hf(options.checkpoint, out=options.out)
-    print_found(options, result, comparison_table(result))
+    print_found(options, result, *comparison_table(result).split("\n"))
     return 0 if result["same"] else 1
 
 # %% ../nbs/appendix/cli.ipynb #44db5aaf
@@ -192,9 +190,9 @@ def run_finetune(options: Finetune) -> None:
             told = resume_finetuning(folder, progress=is_shown())
     if join_processes()[0]: return
     ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
-    more = "." if options.quiet else f". Ask it:\n  {ask}"
-    print_found(options, dict(folder=str(folder)) | told, accuracy_rows(told),
-                f"\nSaved in {folder}{more}")
+    more = [] if options.quiet else [f"  {ask}"]
+    print_found(options, dict(folder=str(folder)) | told, accuracy_rows(told), "",
+                f"Saved in {folder}." + (" Ask it:" if more else ""), *more)
 
 # %% ../nbs/appendix/cli.ipynb #45653589
 def run_classify(options: Classify) -> None:
@@ -222,7 +220,7 @@ def run_bench(options: Bench) -> None:
                          "--size too; without, four models have their own.")
     cases = ((options.size, options.vocab_size or 8192),) if options.size else CASES
     result = bench(cases, **{name: getattr(options, name) for name in known})
-    print_found(options, result, bench_table(result))
+    print_found(options, result, *bench_table(result).split("\n"))
 
 # %% ../nbs/appendix/cli.ipynb #ca186d2d
 def run_probe(options: Probe) -> None:
@@ -231,7 +229,7 @@ def run_probe(options: Probe) -> None:
     from minibert import probe_runs
     result = probe_runs.run_probe(options.run, options.dataset, options.out,
                                   options.seeds, both=options.last_piece)
-    print_found(options, result, probe_runs.probe_tables(result))
+    print_found(options, result, *probe_runs.probe_tables(result).split("\n"))
 
 
 def run_inspect(options: Inspect) -> None:
@@ -308,18 +306,12 @@ class Plain:
     def write(self, text: str) -> int: return self.stream.write(plain(text))
 
 
-def plain(text: str) -> str:
-    "The text with each control character, but tab and line end, as an escape."
-    escape = lambda found: found[0].encode("unicode_escape").decode()
-    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", escape, text)
-
-
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     "While it lasts, a warning of ours is a sentence, without a place in the code."
     before = warnings.formatwarning
     def sentence(message, kind, *where, **more):
-        if kind is UserWarning: return f"minibert: {plain(str(message))}\n"
+        if kind is UserWarning: return f"minibert: {in_a_line(message)}\n"
         return before(message, kind, *where, **more)
     warnings.formatwarning = sentence
     try: yield
@@ -340,17 +332,16 @@ def main(words: list[str] | None = None) -> int:  # the exit code
             if sys.stdout: sys.stdout.flush()
             return code
     except KeyboardInterrupt as stopped:
-        print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
+        print(f"\n{in_a_line(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130
     except BrokenPipeError: return silenced(130)  # whoever read us has gone
     except Exception as problem:
         if os.environ.get("MINIBERT_DEBUG"): raise
-        from minibert.core import in_words
-        said = plain(in_words(problem))
+        said = in_words(problem)
         if not isinstance(problem, EXPECTED):
             said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "
                     "please report it with what MINIBERT_DEBUG=1 shows.")
-        print(f"minibert: {said}", file=sys.stderr)
+        print(f"minibert: {in_a_line(said)}", file=sys.stderr)
         return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a

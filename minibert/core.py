@@ -17,10 +17,10 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from reprlib import Repr
 from types import NoneType, UnionType
@@ -28,9 +28,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
-           'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'read_json', 'in_words', 'going_on',
-           'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating',
-           'check_finite', 'keep_freed_memory', 'follow_parent']
+           'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'named_once', 'read_json', 'in_words',
+           'plain', 'in_a_line', 'going_on', 'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16',
+           'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ def _number_fault(value: Any, kind: type, words: str) -> str | None:
 # %% ../nbs/appendix/core.ipynb #98224c92
 def _fault(value: Any, wanted: Any) -> str | None:
     "None where `value` is what the annotation `wanted` says; else what to give."
+    if isinstance(value, int) and abs(value) > 1 << 53:  # no float counts on
+        return f"a number of {1 << 53:,} at most"
     origin, options = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
         bounds = next((m for m in options[1:] if isinstance(m, Bounds)), None)
@@ -193,22 +195,28 @@ def read_text(path: str | Path) -> str:
                          "again.") from None
 
 
+def named_once(pairs: Iterable[tuple], path: str | Path) -> dict:
+    "Names and values in a file as a dict; ValueError for a name that stands twice."
+    named = {}
+    for name, value in pairs:
+        if not isinstance(name, str):
+            raise ValueError(f"In {path}, the name {name!r} is no word: write one.")
+        if name in named:
+            raise ValueError(f"{path} gives {name!r} twice: leave one of them out.")
+        named[name] = value
+    return named
+
+
 def read_json(
     path: str | Path,
     wanted: dict[str, Any] | None = None,  # name -> annotation
     needed: tuple = (),  # names that must be there
-    once: bool = False,  # refuse a name that stands twice
+    once: bool = False,  # by `named_once`: a person may have written it
 ) -> dict:
     "The JSON object in a file; ValueError naming the file, and the key that is wrong."
-    def unique(pairs):
-        seen = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise ValueError(f"{path} gives {name[:80]!r} twice: leave one of them out.")
-            seen.add(name)
-        return dict(pairs)
     text = read_text(path).removeprefix("\ufeff")  # some editors begin a file with it
-    try: values = json.loads(text, object_pairs_hook=unique if once else None)
+    unique = partial(named_once, path=path) if once else None
+    try: values = json.loads(text, object_pairs_hook=unique)
     except (json.JSONDecodeError, RecursionError): values = None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no whole JSON object, so it's damaged or another "
@@ -240,6 +248,26 @@ def in_words(problem: BaseException) -> str:
     what = problem.filename or "What minibert prints"
     return (f"{what} could not be read or written ({os.strerror(code)}): "
             f"{_ADVICE.get(code, 'check that path')}.")
+
+
+def plain(text: str, kept: str = "\t\n") -> str:
+    "The text with each character that steers a terminal, but those kept, as an escape."
+    def escaped(found):
+        if found[0] in kept: return found[0]
+        if found[0] > "~": return f"\\u{ord(found[0]):04x}"  # as JSON writes it, too
+        return found[0].encode("unicode_escape").decode()
+    return re.sub("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", escaped, text)
+
+
+def _cut(text: str, most: int) -> str:
+    "The two ends of a text that is longer than `most`."
+    return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 2:]}"
+
+
+def in_a_line(text: Any) -> str:
+    "The text on one line of a terminal, with the middle of a very long name left out."
+    said = re.sub(r"\S{250,}", lambda found: _cut(found[0], 200), plain(str(text), ""))
+    return _cut(said, 800)
 
 
 @contextmanager

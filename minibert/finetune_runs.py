@@ -30,6 +30,7 @@ from .labels import (
 from .model import BertModel
 from .parallel import (
     any_process, check_cut, first_alone, join_processes, own_device)
+from .progress import say
 from .recipe import FinetuneConfig, TrainingConfig, read_options
 from .sums import check_sum, keep_sums
 from .tokenizer import WordPieceTokenizer
@@ -92,7 +93,8 @@ def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
     precision = options.precision
     if precision == "auto": precision = choose_precision(precision, own_device())
     return TrainingConfig(
-        steps=steps, batch_size=options.batch_size, length=options.length,
+        steps=steps, batch_size=options.batch_size,
+        length=options.length or TrainingConfig.length,
         gradient_accumulation_steps=options.gradient_accumulation_steps,
         learning_rate=options.learning_rate,
         precision=precision, seed=options.seed,
@@ -110,6 +112,16 @@ def _summarise(model, tokenizer, parts: Sequence[Examples], length: int) -> dict
         examples=[len(part) for part in parts], labels=list(test.names),
         bert=accuracy_figures(right), bag_of_words=accuracy_figures(bag),
         majority=accuracy_figures(most), difference=difference(right, bag))
+
+# %% ../nbs/appendix/finetune_runs.ipynb #8be4720c
+def _with_length(options: FinetuneConfig, room: int, resume: bool) -> FinetuneConfig:
+    "The options with a length that fits the model; ValueError where it was asked for more."
+    if options.length is None:
+        return replace(options, length=min(TrainingConfig.length, room))
+    if options.length > room and not resume:
+        raise ValueError(f"length is {options.length}, and {options.run} reads {room} tokens "
+                         f"at most: give --length {room} or less, or leave it out.")
+    return options
 
 # %% ../nbs/appendix/finetune_runs.ipynb #a8d80316
 def _taken(out: Path) -> FileExistsError:
@@ -145,9 +157,12 @@ def run_finetuning(
     parts = read_parts(options)
     model = start_classifier(options, parts[0].names).to(own_device())
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    options = _with_length(options, model.config.max_position_embeddings, resume)
     length = min(options.length, model.config.max_position_embeddings)
-    train, val, _ = (ExampleSampler(part, tokenizer, length, options.seed)
-                           for part in parts)
+    samplers = [ExampleSampler(part, tokenizer, length, options.seed) for part in parts]
+    if cut := sum(sampler.cut for sampler in samplers):
+        say(f"{cut:,} of {sum(map(len, samplers)):,} texts are cut to {length} tokens ...")
+    train, val, _ = samplers
     config = training_for(options, len(train))
     fast = any_process(first and config.precision == "bfloat16")  # as the first found
     config = replace(config, precision="bfloat16" if fast else "float32")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from .config import SIZES, BertConfig
 from .families import family_of, resolve
-from .recipe import BACKENDS, STARTED, PretrainOptions, TrainingConfig
+from .recipe import (
+    BACKENDS, STARTED, PretrainOptions, TrainingConfig, read_objectives)
 from .text import SPECIALS
 
 if TYPE_CHECKING:  # the table of models is read before NumPy is needed
@@ -144,10 +145,7 @@ def check_kind(options: PretrainOptions) -> None:
             flag = name.replace("_", "-")
             raise ValueError(f"A {options.model} has no {name} {value}: leave out "
                              f"--{flag}, or train another --model.")
-    for other, about in KINDS.items():
-        if options.model == "bert" and about.own.get("objectives") == options.objectives:
-            raise ValueError(f"objectives {options.objectives} is what a {other} learns: "
-                             f"give mlm, nsp or mlm,nsp, or --model {other}.")
+    if options.model == "bert": read_objectives(options.objectives)
 
 # %% ../nbs/appendix/kinds.ipynb #7ed72bcc
 def check_backend(options: PretrainOptions) -> None:

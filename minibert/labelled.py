@@ -20,7 +20,7 @@ from .labels import Examples
 from .tokenizer import WordPieceTokenizer, pad_rows
 
 # %% auto #0
-__all__ = ['ExampleSampler', 'ask', 'judge']
+__all__ = ['count_cut', 'ExampleSampler', 'ask', 'judge']
 
 # %% ../nbs/appendix/labelled.ipynb #a4dccd4d
 def _plan(lengths: np.ndarray, size: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -34,6 +34,13 @@ def _plan(lengths: np.ndarray, size: int, seed: int, epoch: int) -> list[np.ndar
     return [batches[k] for k in torch.randperm(len(batches), generator=generator)]
 
 # %% ../nbs/appendix/labelled.ipynb #ac3a82ed
+def count_cut(texts: list, tokenizer: WordPieceTokenizer, length: int) -> int:
+    "How many texts, or pairs of texts, have more than `length` tokens, specials included."
+    if not texts: return 0
+    rows = tokenizer.encode_batch(texts, truncation=False, padding=False)["input_ids"]
+    return sum(len(row) > length for row in rows)
+
+
 class ExampleSampler:
     "Labelled texts in batches of like length; each is a function of (seed, step)."
 
@@ -47,7 +54,9 @@ class ExampleSampler:
         told = json.dumps([self.rows, examples.labels.tolist(), examples.names])
         self.info = dict(count=len(self), length=length, seed=seed,
                          sha256=sha256(told.encode()).hexdigest())
-        self.plan = {}
+        self.plan, self.cut = {}, count_cut(  # a row that is not full was not cut
+            [text for text, n in zip(examples.texts, self.lengths) if n == length],
+            tokenizer, length)
 
     def __len__(self): return len(self.rows)
 

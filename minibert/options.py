@@ -27,13 +27,14 @@ from .core import (
     AtLeastZero, Batch, Bounds, Count, Name, Positive, Share, Whole, check_fields)
 from .kinds import KINDS
 from .recipe import (
-    BACKENDS, RECIPES, STARTED, FinetuneConfig, PretrainOptions, read_options, unmade)
+    BACKENDS, RECIPES, STARTED, FinetuneConfig, PretrainOptions, check_effect,
+    read_options, unmade, written_by_hand)
 
 # %% auto #0
 __all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'Output', 'Pretrain', 'Options', 'Evaluate',
            'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify',
-           'Runs', 'Compare', 'began_with', 'look_for', 'default_options', 'refuse_rest', 'parse', 'comments',
-           'help_for', 'help_for_all']
+           'Runs', 'Compare', 'began_with', 'look_for', 'given_by_hand', 'default_options', 'refuse_rest', 'parse',
+           'comments', 'help_for', 'help_for_all']
 
 # %% ../nbs/appendix/options.ipynb #347a0fb7
 _Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
@@ -247,8 +248,6 @@ def began_with(folder: str | Path | None, kind: type) -> dict:
 
 # %% ../nbs/appendix/options.ipynb #c471d2ed
 WORDS = {"run", "text", "a", "b", "checkpoint", "folder"}  # positional, in every command
-
-
 _NO_VALUE = "stands without its value: give one, and --NAME=VALUE where it begins with a dash."
 
 
@@ -256,13 +255,22 @@ def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
     "The values of some flags, None where one is missing, and the other words."
     parser = argparse.ArgumentParser(
         usage="minibert COMMAND [options]", add_help=False, allow_abbrev=False)
-    for flag in flags: parser.add_argument(flag, action="append")
+    for flag in flags: parser.add_argument(flag)
     def refuse(said): raise ValueError(f"{said.split()[1][:-1]} {_NO_VALUE}")
     parser.error = refuse  # argparse would print its own usage
     found, rest = parser.parse_known_args(words)
-    for name, values in vars(found).items():
-        if len(values or ()) > 1: raise ValueError(f"--{name} is given twice: give one.")
-    return {name: values and values[0] for name, values in vars(found).items()}, rest
+    return vars(found), rest
+
+
+def given_by_hand(kind: type, words: list[str]) -> set[str]:  # names of fields
+    "The options that are flags among the words; ValueError for one that is there twice."
+    ends = words.index("--") if "--" in words else len(words)
+    flags = [word[2:].partition("=")[0].replace("-", "_") for word in words[:ends] if word[:2] == "--"]
+    names = ["learning_rate" if flag == "lr" else flag.removeprefix("no_") for flag in flags]
+    for name in ("config", *(each.name for each in fields(kind))):
+        if names.count(name) > 1 and name not in WORDS:
+            raise ValueError(f"--{name.replace('_', '-')} is given twice: give one.")
+    return {*names}
 
 
 def default_options(kind: type, words: list[str], path: str | None) -> Any:
@@ -275,13 +283,15 @@ def default_options(kind: type, words: list[str], path: str | None) -> Any:
                          "give it on the command line.")
     options, by_hand = began_with(found["resume"], kind), {}
     if kind is Pretrain:
-        models = {name: about.own for name, about in KINDS.items()}
-        options |= models.get(found["model"] or in_file.get("model"), {})
+        model = found["model"] or in_file.get("model")
+        if model in KINDS: options |= dict(model=model) | KINDS[model].own
         for name, bundles in ("backend", BACKENDS), ("recipe", RECIPES):
             if found[name]: by_hand |= bundles.get(found[name], {})
             else: options |= bundles.get(in_file.get(name), {})
         if found["start"]: by_hand |= STARTED
         elif in_file.get("start"): options |= STARTED
+    written = written_by_hand(in_file, kind.__bases__[-1])
+    check_effect(unmade(kind, options | in_file, None), written, path)
     return unmade(kind, options | in_file | by_hand, tyro.MISSING)
 
 # %% ../nbs/appendix/options.ipynb #dfb7f7ed
@@ -295,10 +305,10 @@ def refuse_rest(command: str, rest: list[str]) -> None:
         advice = ("put the text in quotes" if "TEXT" in words or kind is NextSentence else
                   "leave it out; a table is given by --dataset" if kind is Finetune else
                   "leave it out, and put a name that has spaces in quotes")
-        raise ValueError(f"{command} takes {takes}, and {left[:80]!r} is left over: "
+        raise ValueError(f"{command} takes {takes}, and {left!r} is left over: "
                          f"{advice}. {help_}" if words else
-                         f"{command} takes {takes}, and not {left[:80]!r}. {help_}")
-    flag = rest[0].split("=")[0][:80]
+                         f"{command} takes {takes}, and not {left!r}. {help_}")
+    flag = rest[0].split("=")[0]
     known = ["--" + each.name.replace("_", "-") for each in fields(kind)] + ["--config", "--help"]
     if flag in known:
         raise ValueError(f"{flag} is no option where it stands: put it before the --, and "
@@ -353,20 +363,31 @@ def _ask_tyro(kind: type, command: str, words: list[str], default: Any) -> tuple
                      "--help explains its options.")
 
 
+_COMPLETION = {"--tyro-print-completion": "SHELL", "--tyro-write-completion": "SHELL FILE"}
+_SHELLS = "bash", "zsh", "tcsh", "fish"
+
+
 def parse(words: list[str]) -> Any:  # an instance of the command's options
     "What the words ask for; SystemExit with help, or with a sentence for a mistake."
-    found, words = look_for(words, "--config")
+    by_hand, (found, words) = words, look_for(words, "--config")
     command = words[0] if words else ""
     if command in COMMANDS:
         kind = COMMANDS[command]
+        by_hand = given_by_hand(kind, by_hand)
         default = default_options(kind, words, found["config"])
         if {"-h", "--help"} & {*words}:
             print(help_for(command, default), end="")
             raise SystemExit(0)
+        if words[1:] and words[1].startswith("--tyro"): refuse_rest(command, words[1:])
         options, rest = _ask_tyro(kind, command, words[1:], default)
         refuse_rest(command, rest)
+        check_effect(options, by_hand)
         return options
-    if command.startswith("--tyro-"):  # completion in a shell
+    if command in _COMPLETION:
+        takes = _COMPLETION[command]
+        if len(words) != 1 + len(takes.split()) or words[1] not in _SHELLS:
+            raise ValueError(f"{command} takes {takes}, the first one of {', '.join(_SHELLS)}: "
+                             "give that and nothing else.")
         kinds = [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
                  for name, kind in COMMANDS.items()]
         return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)
@@ -376,10 +397,10 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
     if command == "--version":
         raise ValueError("--version stands alone: leave out the other words.")
     if command.startswith("-"):
-        raise ValueError(f"{command[:80]} stands before the command: write the command "
+        raise ValueError(f"{command} stands before the command: write the command "
                          "first. minibert --help lists the commands.")
     near = get_close_matches(command.lower(), COMMANDS, n=1)
-    raise ValueError((f"There is no command {command[:80]!r}" if command else "No command is given")
+    raise ValueError((f"There is no command {command!r}" if command else "No command is given")
                      + (f": did you mean {near[0]}?" if near else ":")
                      + " minibert --help lists the commands.")
 
@@ -452,9 +473,7 @@ def help_for(command: str, options: Any) -> str:
             first = f"  {flag:26}" if len(flag) < 25 else f"  {flag}\n{'':28}"
             folded = textwrap.wrap(said, max(width - 28, 30))
             lines.append(first + f"\n{'':28}".join(folded))
-    switched = [flag for _, entries in groups.items() for flag, _ in entries
-                if flag == "--whole-words"]
-    if switched: lines += ["", "A switch that is on is switched off by --no-NAME."]
+    if command == "pretrain": lines += ["", "A switch that is on is switched off by --no-NAME."]
     lines += ["", "examples:", *(f"  minibert {line}" for line in EXAMPLES[command])]
     return "\n".join(lines) + "\n"
 

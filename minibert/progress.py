@@ -15,6 +15,8 @@ from datetime import datetime, timedelta
 
 from tqdm import tqdm
 
+from .core import in_a_line, plain
+
 # %% auto #0
 __all__ = ['shown', 'is_shown', 'say', 'clock_at', 'Progress', 'plain_table', 'print_table']
 
@@ -37,7 +39,7 @@ def is_shown() -> bool:
 
 def say(line: str) -> None:
     "Print a line of progress on the error stream, where progress is shown."
-    if is_shown(): print(line, file=sys.stderr, flush=True)
+    if is_shown(): print(in_a_line(line), file=sys.stderr, flush=True)
 
 # %% ../nbs/appendix/progress.ipynb #1cd00beb
 def clock_at(seconds: float, now: datetime | None = None) -> str:
@@ -103,6 +105,7 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:  # the first row is the h
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     "A table with lines and a bold header in a terminal; plain text in a pipe."
+    rows = [[plain(word, "") for word in row] for row in rows]
     if not sys.stdout.isatty(): return print(plain_table(rows))
     from rich.console import Console
     from rich.table import Table

@@ -5,6 +5,7 @@
 # %% ../nbs/appendix/recipe.ipynb #b8c79a9b
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import yaml
 
 from .core import (
-    AtLeastZero, Batch, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words,
+    Batch, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words, named_once,
     read_json, read_text)
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'OBJECTIVES', 'TrainingConfig', 'check_training', 'schedule_at', 'PretrainOptions',
-           'read_objectives', 'FinetuneConfig', 'unmade', 'read_options', 'as_yaml']
+__all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'OBJECTIVES', 'NEEDS', 'TrainingConfig', 'check_training', 'schedule_at',
+           'PretrainOptions', 'read_objectives', 'FinetuneConfig', 'check_effect', 'unmade', 'written_by_hand',
+           'read_options', 'as_yaml']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class TrainingConfig:
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the layers' matrices
     learning_rate: Positive = 1e-3  # AdamW's, at its peak
-    muon_learning_rate: Positive = 0.02  # Muon's, at its peak
+    muon_learning_rate: _Peak = 0.02  # Muon's, at its peak
     schedule: Literal["linear", "trapezoid"] = "linear"  # down at once, or flat first
     warmup: Share = 0.1  # share of the steps on the way up
     cooldown: Share = 0.2  # share of the steps on the way down, for the trapezoid
-    weight_decay: AtLeastZero = 0.01  # decoupled; none on biases and LayerNorms
+    weight_decay: _Decay = 0.01  # decoupled; none on biases and LayerNorms
     max_grad_norm: Positive = 1.0  # a longer gradient is shortened to this
     precision: Literal["float32", "bfloat16"] = "float32"  # of the large products
-    mask_probability: Share = 0.15  # share of the tokens that are predicted
+    mask_probability: _Hidden = 0.15  # share of a text's tokens that are predicted, one at least
     whole_words: bool = False  # hide all pieces of a word together
     objectives: str = "mlm,nsp"  # what is asked: masked words, sentence pairs, or both
     short_probability: Share = 0.1  # share of pairs with a random shorter length
@@ -50,6 +52,12 @@ class TrainingConfig:
     keep_checkpoints: Count = 2  # how many of them stay
 
     def __post_init__(self): check_training(self)
+
+
+_Peak = Annotated[float, Bounds(0, 1000, above=True, words="a number above 0, to 1,000")]
+_Decay = Annotated[float, Bounds(0, 10, words="a number from 0 to 10")]
+_Hidden = Annotated[float, Bounds(0, 1, above=True, words="a share above 0, to 1, or the "
+                                  "objectives nsp, which hide nothing")]
 
 # %% ../nbs/appendix/recipe.ipynb #b0a4a303
 def check_training(config: TrainingConfig) -> None:
@@ -83,13 +91,13 @@ class PretrainOptions(TrainingConfig):
     length: Batch = 48  # tokens in a pair, the three specials included
     optimizer: Literal["adamw", "muon"] = "muon"  # muon: for the layers' matrices
     learning_rate: Positive = 4e-3  # AdamW's, at its peak
-    mask_probability: Share = 0.2  # share of the tokens that are predicted
+    mask_probability: _Hidden = 0.2  # share of a text's tokens that are predicted, one at least
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     dataset: Name = "stories"  # or a Hugging Face data set, a folder, a text file
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
     streaming: bool = False  # read a data set as it comes: one too large to keep
-    processes: Whole = 0  # that turn the text into ids; 0: this one, in one go
+    processes: _Processes = 0  # that turn the text into ids; 0: this one, in one go
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
     model: Literal["bert", "gpt", "t5"] = "bert"  # fills blanks, goes on, fills gaps
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = "tiny"  # the model's
@@ -99,9 +107,13 @@ class PretrainOptions(TrainingConfig):
     dropout: Rate = 0.0  # share of units dropped, in every place
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
     out: Name | None = None  # the run's folder, a new one (default: the next in runs/)
-    minutes: Positive | None = None  # train for about so long: decides the steps
+    minutes: _Minutes | None = None  # train for about so long: decides the steps
     watch: bool = False  # gradients, updates, weights and entropies by layer, too
     tensorboard: bool = False  # write the metrics for TensorBoard too, in the folder
+
+
+_Processes = Annotated[int, Bounds(0, 1024, words="a whole number from 0 to 1,024")]
+_Minutes = Annotated[float, Bounds(0, 10**7, above=True, words="a number above 0, to 10,000,000")]
 
 # %% ../nbs/appendix/recipe.ipynb #15eff7ae
 RECIPES = {
@@ -129,7 +141,8 @@ def read_objectives(text: str) -> tuple[str, ...]:
     "What is asked of a pair, from a line as `mlm,nsp`; ValueError for anything else."
     names = tuple(name.strip() for name in text.split(","))
     if not {*names} <= {*OBJECTIVES} or len({*names}) < len(names):
-        raise ValueError(f"The objectives are {text!r}: give mlm, nsp or mlm,nsp.")
+        raise ValueError(f"The objectives are {text!r}: give mlm, nsp or mlm,nsp; clm "
+                         "is what --model gpt learns, and span --model t5.")
     return tuple(name for name in OBJECTIVES if name in names)
 
 # %% ../nbs/appendix/recipe.ipynb #e2565d31
@@ -154,7 +167,7 @@ class FinetuneConfig:
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     learning_rate: Positive = 1e-4  # AdamW's, at its peak
     dropout: Rate = 0.1  # share of units dropped, in every place
-    length: Batch = 128  # tokens in a text, or in a pair of them
+    length: Batch | None = None  # tokens in a text or pair (default: the model's, 128 at most)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     seed: Whole = 0  # decides the share, the order and dropout
     measures: Count = 5  # times at most that the part set aside is asked
@@ -170,7 +183,7 @@ def _check_options(options: FinetuneConfig) -> None:
     check_fields(options)
     pair, names = options.text_pair_column, options.label_names
     least = 5 if pair else 3
-    if options.length < least:
+    if options.length is not None and options.length < least:
         raise ValueError(f"length is {options.length}: give {least} or more, for "
                          f"[CLS], {least // 2} [SEP] and a piece of each text.")
     if options.gradient_accumulation_steps > options.batch_size:
@@ -190,6 +203,34 @@ def _check_options(options: FinetuneConfig) -> None:
     if names and (len(set(names)) < max(2, len(names)) or "" in names):
         raise ValueError(f"label_names is {names}: give two or more different words.")
 
+# %% ../nbs/appendix/recipe.ipynb #c83e5d14
+NEEDS = (  # options, another one, and its value without which they do nothing
+    ("mask_probability whole_words short_probability positions", "model", "bert"),
+    ("mask_probability whole_words", "objectives", "mlm"),
+    ("muon_learning_rate", "optimizer", "muon"),
+    ("cooldown", "schedule", "trapezoid"),
+    ("checkpoint_steps checkpoint_minutes keep_checkpoints", "backend", "torch"),
+    ("steps", "minutes", None),
+    ("epochs batch_size gradient_accumulation_steps learning_rate dropout precision measures",
+     "frozen", False),
+)
+
+
+def check_effect(
+    options: Any,
+    named: Iterable[str],  # those of them that were given by hand
+    path: str | Path | None = None,  # the file that gives them; else they are flags
+) -> None:
+    "Refuse what was given by hand and does nothing: ValueError saying what it belongs to."
+    for names, other, wanted in NEEDS:
+        now = str(getattr(options, other, wanted))
+        idle = [name for name in names.split() if name in named]
+        if not idle or str(wanted) in map(str.strip, now.split(",")): continue
+        one, two = (name if path else "--" + name.replace("_", "-") for name in (idle[0], other))
+        told = (f"belongs to {two} {wanted}, and {two} is {now}: leave it out, or choose {wanted}"
+                if wanted else f"does nothing beside {two}: leave one of them out")
+        raise ValueError(f"{f'In {path}, ' if path else ''}{one} {told}.")
+
 # %% ../nbs/appendix/recipe.ipynb #e3ed2179
 def unmade(
     kind: type,  # a dataclass
@@ -202,6 +243,13 @@ def unmade(
                 for field in fields(kind)}
     vars(instance).update(defaults | options)
     return instance
+
+# %% ../nbs/appendix/recipe.ipynb #a1b5d8f2
+def written_by_hand(options: dict, kind: type) -> list[str]:
+    "The options in a file that differ from the defaults; none where all of them are there."
+    default = vars(unmade(kind, {}, None))
+    if default.keys() - {"run", "out"} <= options.keys(): return []  # but for places
+    return [name for name, value in options.items() if value != default.get(name)]
 
 # %% ../nbs/appendix/recipe.ipynb #1a510298
 def _plain(wanted: Any) -> tuple:
@@ -237,22 +285,19 @@ class _Words(yaml.SafeLoader):
         first: [rule for rule in rules if rule[0] == "tag:yaml.org,2002:null"]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 
+    def __init__(self, path):
+        super().__init__(read_text(path))
+        self.name = str(path)
+
     def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.YAMLError("the name of an option is no word")
-            if str(key.value) in seen:
-                raise yaml.YAMLError(f"{str(key.value)[:80]!r} stands there twice")
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
+        return named_once(self.construct_pairs(node, deep=True), self.name)
 
 
 def _read_mapping(path: str | Path) -> dict:
     "What stands in a YAML or JSON file; ValueError where it's no mapping."
     if not str(path): raise ValueError("The name of the options' file is empty: give one.")
     if str(path).lower().endswith(".json"): return read_json(path, once=True)
-    try: given = yaml.load(read_text(path), _Words)  # a kind of safe_load
+    try: given = _Words(path).get_single_data()
     except RecursionError: given = None
     except (OSError, yaml.YAMLError) as problem:
         said = in_words(problem).rstrip(".")[:200]
@@ -269,16 +314,15 @@ def read_options(
     whole: bool = False  # a run's own file: it has every option
 ) -> dict:  # of the fields that stand in it
     "The options in a file, each checked; ValueError names the file and the first fault."
-    wanted, options = get_type_hints(kind, include_extras=True), {}
+    wanted, options = get_type_hints(kind, include_extras=True), []
     for key, value in _read_mapping(path).items():
-        name = str(key).replace("-", "_")
+        name = key.replace("-", "_")
         if name not in wanted:
             near = ["learning_rate"] if name == "lr" else get_close_matches(name.lower(), wanted, n=1)
-            raise ValueError(f"{path} has {str(key)[:80]!r}, which is no option: "
+            raise ValueError(f"{path} has {key!r}, which is no option: "
                              + (f"write {near[0]}." if near else "leave it out."))
-        if name in options:
-            raise ValueError(f"{path} gives {name} twice: leave one of the lines out.")
-        options[name] = _meant(value, wanted[name])
+        options.append((name, _meant(value, wanted[name])))
+    options = named_once(options, path)
     if whole and (lost := wanted.keys() - options.keys()):
         raise ValueError(f"{path} lacks {min(lost)}, so it isn't as the run wrote it: copy "
                          "it again, or write the line that is missing.")

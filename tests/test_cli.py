@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import yaml
-from command import QUICK, call, refused, start, turned_away
+from command import QUICK, call, quick, refused, start, turned_away
 
 
 def figures_of(folder):
@@ -105,14 +105,14 @@ def test_run_yaml_repeats_a_run_bit_for_bit(run, tmp_path):
 
 
 def test_minutes_decide_the_steps(tmp_path):
-    call("pretrain", *QUICK, "--minutes", 0.03, "--out", tmp_path / "run")
+    call("pretrain", *quick("--minutes", 0.03, "--out", tmp_path / "run"))
     options = yaml.safe_load((tmp_path / "run/run.yaml").read_text())
     assert options["steps"] != 4 and options["minutes"] is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_signal_saves_and_resume_goes_on(tmp_path, number):
-    process = start("pretrain", *QUICK, "--steps", 5000, "--out", tmp_path / "run")
+    process = start("pretrain", *quick("--steps", 5000, "--out", tmp_path / "run"))
     until(tmp_path / "run/metrics.jsonl", process)
     process.send_signal(number)
     _, err = process.communicate()
@@ -129,7 +129,7 @@ def test_a_second_phase_starts_from_the_weights_of_the_first(run, tmp_path):
     first = tmp_path / "first"
     call("pretrain", *QUICK, "--max-position-embeddings", 48, "--out", first)
     assert json.loads((first / "config.json").read_text())["max_position_embeddings"] == 48
-    call("pretrain", *FROM, first, "--length", 48, "--dropout", 0.2, "--steps", 1,
+    call("pretrain", "--batch-size", 4, "--start", first, "--length", 48, "--dropout", 0.2, "--steps", 1,
          "--learning-rate", 1e-12, "--muon-learning-rate", 1e-12, "--out", tmp_path / "second")
     from minibert.weights import load_pretrained
     old, new = (load_pretrained(tmp_path / name) for name in ("first", "second"))
@@ -137,7 +137,7 @@ def test_a_second_phase_starts_from_the_weights_of_the_first(run, tmp_path):
     assert new.config.vocab_size == old.config.vocab_size  # the vocabulary is the first one's
     for name, value in old.state_dict().items(): torch.testing.assert_close(new.state_dict()[name], value, rtol=0, atol=1e-6)
     assert (tmp_path / "second/vocab.txt").read_bytes() == (first / "vocab.txt").read_bytes()
-    told = refused("pretrain", *FROM, run, "--length", 48, "--out", tmp_path / "third")
+    told = refused("pretrain", *FROM[:4], "--start", run, "--length", 48, "--out", tmp_path / "third")
     assert "48" in told and "reads 32" in told and not (tmp_path / "third").exists()
 
 
@@ -173,13 +173,13 @@ def test_inspect_writes_one_page(run, tmp_path):
 @pytest.fixture(scope="module")
 def numpy_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("numpy") / "run"
-    out, _ = call("pretrain", *QUICK, "--backend", "numpy", "--steps", 6, "--log-steps", 1, "--out", folder)
+    out, _ = call("pretrain", *quick("--backend", "numpy", "--steps", 6, "--log-steps", 1, "--out", folder))
     assert f"Saved in {folder}" in out and "masked words, accuracy" in out
     return folder
 
 
 def test_numpy_takes_the_same_steps_as_torch(numpy_run, tmp_path):
-    call("pretrain", *QUICK, *BY_HAND, "--steps", 6, "--out", tmp_path / "run")
+    call("pretrain", *quick(*BY_HAND, "--steps", 6, "--out", tmp_path / "run"))
     lines = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
              for folder in (numpy_run, tmp_path / "run")]
     assert [line["step"] for line in lines[0]] == [1, 2, 3, 4, 5, 6]
@@ -208,7 +208,7 @@ def test_a_run_with_numpy_is_a_run(numpy_run):
 def test_numpy_repeats_from_run_yaml_and_takes_minutes(numpy_run, tmp_path):
     call("pretrain", "--config", numpy_run / "run.yaml", "--out", tmp_path / "twin")
     assert (numpy_run / "metrics.jsonl").read_bytes() == (tmp_path / "twin/metrics.jsonl").read_bytes()
-    call("pretrain", *QUICK, "--backend", "numpy", "--minutes", 0.02, "--out", tmp_path / "timed")
+    call("pretrain", *quick("--backend", "numpy", "--minutes", 0.02, "--out", tmp_path / "timed"))
     options = yaml.safe_load((tmp_path / "timed/run.yaml").read_text())
     assert options["steps"] != 4 and options["backend"] == "numpy" and options["precision"] == "float32"
 
@@ -224,7 +224,7 @@ def test_numpy_says_what_it_does_not_do(numpy_run):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_signal_with_numpy_saves_the_weights(tmp_path, number):
-    process = start("pretrain", *QUICK, "--backend", "numpy", "--steps", 100_000, "--out", tmp_path / "run")
+    process = start("pretrain", *quick("--backend", "numpy", "--steps", 100_000, "--out", tmp_path / "run"))
     until(tmp_path / "run/metrics.jsonl", process)
     process.send_signal(number)
     _, err = process.communicate()
@@ -265,7 +265,7 @@ def test_evaluate_on_another_text(run, tmp_path):
 
 @pytest.mark.slow
 def test_the_val_text_is_asked_at_checkpoints(run, tmp_path):
-    words = (*QUICK, "--batch-size", 64, "--length", 16, "--steps", 150, "--checkpoint-steps", 75)
+    words = quick("--batch-size", 64, "--length", 16, "--steps", 150, "--checkpoint-steps", 75)
     call("pretrain", *words, "--out", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "val_loss" in line] == [75, 150]
@@ -388,7 +388,7 @@ def test_precision_is_asked_of_the_machine_in_one_place(tmp_path, monkeypatch):
         assert training_config(Pretrain(backend="numpy")).precision == "float32"
     monkeypatch.setenv("MINIBERT_BFLOAT16", "0")
     with pytest.warns(UserWarning, match="float32 trains faster here"):
-        call("pretrain", *QUICK, "--precision", "bfloat16", "--steps", 1, "--out", tmp_path / "slow")
+        call("pretrain", *quick("--precision", "bfloat16", "--steps", 1, "--out", tmp_path / "slow"))
     assert yaml.safe_load((tmp_path / "slow/run.yaml").read_text())["precision"] == "bfloat16"
 
 
@@ -596,7 +596,7 @@ def test_two_processes_fine_tune_as_one_does(run, tmp_path):
     for name in ("figures.json", "model.safetensors"): (tmp_path / "runs/1" / name).unlink()
     again = by_two("finetune", "--resume", tmp_path / "runs/1")
     assert again.returncode == 0 and figures("runs/1") == figures("one"), again.stderr
-    frozen = by_two(*words, "--frozen")
+    frozen = by_two("finetune", run, "--dataset", table, "--length", 12, "--frozen")
     assert frozen.returncode == 0 and frozen.stdout.count("Saved in runs/2") == 1, frozen.stderr
     taken = by_two(*words, "--out", tmp_path / "one")
     assert taken.returncode != 0 and taken.stderr.count("exists: give a new folder") == 1

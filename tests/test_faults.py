@@ -9,7 +9,7 @@ import time
 from unittest.mock import patch
 
 import pytest
-from command import COMMAND, QUICK, call, start
+from command import COMMAND, QUICK, call, quick, start
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def until(path, process):
 
 
 def test_a_run_that_finds_no_memory_says_so(tmp_path):
-    said = last_line(limited(resource.RLIMIT_AS, 5 << 29, "pretrain", *QUICK, "--batch-size", 200_000, "--out", "new", cwd=tmp_path))
+    said = last_line(limited(resource.RLIMIT_AS, 5 << 29, "pretrain", *quick("--batch-size", 200_000, "--out", "new"), cwd=tmp_path))
     assert "enough memory" in said and "--batch-size" in said
 
 
@@ -79,7 +79,7 @@ def test_an_output_that_nobody_reads_is_no_error(run):
 
 
 def test_a_second_ctrl_c_says_what_was_saved(tmp_path):
-    process = start("pretrain", *QUICK, "--steps", 10**6, "--checkpoint-steps", 10, "--batch-size", 64, "--out", "new", cwd=tmp_path)
+    process = start("pretrain", *quick("--steps", 10**6, "--checkpoint-steps", 10, "--batch-size", 64, "--out", "new"), cwd=tmp_path)
     until(tmp_path / "new/checkpoints/0*0", process)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
@@ -98,7 +98,7 @@ def in_a_terminal(*words, cwd):
 
 @pytest.mark.parametrize("wait", [0.5, 2, 4, 7])
 @pytest.mark.parametrize("words", [("bench", "--size", "tiny", "--minutes", 0.5, "--batch-size", 2, "--threads", 1),
-                                   ("pretrain", *QUICK, "--processes", 2, "--steps", 10**6)], ids=["bench", "processes"])
+                                   ("pretrain", *quick("--processes", 2, "--steps", 10**6))], ids=["bench", "processes"])
 def test_ctrl_c_is_quiet_whenever_it_comes(tmp_path, words, wait):
     process = in_a_terminal(*words, cwd=tmp_path)
     time.sleep(wait)

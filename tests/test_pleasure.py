@@ -11,7 +11,7 @@ from dataclasses import fields
 
 import pytest
 
-from command import QUICK, call, refused
+from command import QUICK, call, quick, refused
 
 FIRST = "import sys, time; from minibert.cli import main\ntry: code = main(sys.argv[1:])\nexcept SystemExit as stopped: code = stopped.code\n" \
         "print('torch' in sys.modules, code, file=sys.stderr)"
@@ -112,7 +112,7 @@ def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("a home")
     (home / "my runs").mkdir()
     more = {"1": ("--log-steps", 2), "2": ("--seed", 1, "--lr", 1e-2, "--quiet"), "other": ("--vocab-size", 300, "--json")}
-    return home, {name: call("pretrain", *QUICK, *words, "--out", f"my runs/{name}", cwd=home) for name, words in more.items()}
+    return home, {name: call("pretrain", *quick(*words, "--out", f"my runs/{name}"), cwd=home) for name, words in more.items()}
 
 
 def test_what_is_being_done_is_said_line_by_line(trained):

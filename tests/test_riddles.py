@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import yaml
-from command import QUICK, call, leaves_nothing, refused
+from command import call, leaves_nothing, quick, refused
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_folder_of_texts_and_tables_is_ambiguous(tmp_path):
 @pytest.mark.parametrize("line,said", [
     ("dataset: [a, b]", "dataset is ['a', 'b']"), ("name: {a: b}", "name is {'a': 'b'}"), ("steps: [1]", "steps is ['1']"),
     ("model: {}", "choose bert or gpt"), ("optimizer: yes", "optimizer is 'yes'"), ("steps: true", "steps is 'true'"),
-    ("steps: 4\nsteps: 5", "'steps' stands there twice"), ("seed: 12:30", "seed is '12:30'"), ("- a", "holds no options"),
+    ("steps: 4\nsteps: 5", "gives 'steps' twice"), ("seed: 12:30", "seed is '12:30'"), ("- a", "holds no options"),
     ("[" * 5000, "holds no options"), ("dataset: ''", "dataset is ''"), ("a: &a [x]\nname: *a", "'a', which is no option"),
 ])
 def test_a_config_file_means_what_is_written(tmp_path, line, said):
@@ -158,7 +158,7 @@ def refused_in_the_end(*words, cwd):
 
 @pytest.mark.parametrize("changes,said", [
     (dict(epochs="x"), "epochs is 'x'"), (dict(label_names=3), "label_names is 3"), (dict(run=[3]), "run is [3]"), (dict(dataset=[]), "dataset is []"),
-    (dict(length=None), "length is None"), (dict(more=1), "'more'"),
+    (dict(length="x"), "length is 'x'"), (dict(more=1), "'more'"),
 ])
 def test_a_wrong_type_in_options_json_is_named(tuned, tmp_path, changes, said):
     edited(copied(tuned, tmp_path) / "options.json", **changes)
@@ -228,7 +228,7 @@ def test_a_moved_classifier_goes_on_where_it_is(tuned, tmp_path):
 
 @pytest.mark.slow
 def test_a_training_that_diverges_says_where(tmp_path):
-    told = refused_in_the_end("pretrain", *QUICK, "--steps", 12, "--log-steps", 1, "--optimizer", "adamw", "--lr", 50, "--out", "new", cwd=tmp_path)
+    told = refused_in_the_end("pretrain", *quick("--steps", 12, "--log-steps", 1, "--optimizer", "adamw", "--lr", 50, "--out", "new"), cwd=tmp_path)
     assert "diverged at step" in told and "lower learning rate" in told and not (tmp_path / "new/summary.json").exists()
 
 

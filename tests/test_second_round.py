@@ -94,10 +94,10 @@ def test_a_warning_is_a_sentence_without_a_place_in_the_code():
 
 def test_fine_tuning_that_diverges_names_the_rate_and_pairs_are_pairs(run, tmp_path):
     (tmp_path / "w.csv").write_text(table().replace("text,", "text,other,").replace(" ran", " ran,then"))
-    words = ("finetune", run, "--dataset", "w.csv", "--epochs", 1, "--length", 12)
-    _, err = call(*words, "--lr", 1e30, "--out", "far", cwd=tmp_path, code=2)
+    words = ("finetune", run, "--dataset", "w.csv", "--length", 12)
+    _, err = call(*words, "--epochs", 1, "--lr", 1e30, "--out", "far", cwd=tmp_path, code=2)
     assert "diverged" in err and "lower learning rate than 1e+30" in err
-    call(*words, "--text-pair-column", "other", "--out", "pairs", cwd=tmp_path)
+    call(*words, "--epochs", 1, "--text-pair-column", "other", "--out", "pairs", cwd=tmp_path)
     assert "give the second by --pair" in leaves_nothing("classify", "pairs", "a", cwd=tmp_path)
     call("classify", "pairs", "a", "--pair", "b", cwd=tmp_path)
     call(*words, "--frozen", "--out", "single", cwd=tmp_path)
