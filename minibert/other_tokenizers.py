@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .config_files import config_text
-from .core import write_whole
+from .core import read_json, write_whole
 from .text import check_text, close_spaces
 from .tokenizer import WordPieceTokenizer
-from .core import read_json
 from .tokenizer_files import check_twice, fetch_files
 
 # %% auto #0

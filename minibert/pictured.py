@@ -17,7 +17,7 @@ from torch import Tensor
 from .classifiers import check_pair, classify
 from .core import check_finite, evaluating
 from .finetuning import BertClassifier
-from .gaps import answer_ids
+from .gaps import read_gaps
 from .gpt import GPTForCausalLM
 from .heads import BertForPreTraining
 from .inside import Reading
@@ -131,7 +131,7 @@ def show_answered(
     folder: Path, notes: list[str],  # as in `show_filled`; the answer joins the notes
 ) -> Shown:
     "The encoder's heads, an answer, and what it looked at."
-    ids = _ids_of(model, text, pair, lambda text: answer_ids(tokenizer, text))
+    ids = _ids_of(model, text, pair, lambda text: read_gaps(tokenizer, text))
     written, out = _answer(model, ids.to(model.words.weight.device))
     reading = _reading(
         tokenizer, model, ids, out.encoder_attentions, out.encoder_hidden_states)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from copy import copy
 
 import torch
@@ -97,16 +98,16 @@ def spans(
 def rebuild(
     inputs: list[int],
     targets: list[int],  # right ones, or what a model wrote
-    top: int,  # the first gap's id
+    gaps: Collection[int],  # the ids that stand for gaps
     end: int,
 ) -> list[int]:
     "The text with its gaps filled; a gap that the targets don't name stays empty."
-    low, found, gap = top - SENTINELS, {}, None
+    found, gap = {}, None
     for token in targets:
         if token == end: break
-        if low < token <= top: gap = None if token in found else found.setdefault(token, [])
+        if token in gaps: gap = None if token in found else found.setdefault(token, [])
         elif gap is not None: gap.append(token)
-    text = (found.get(i, []) if low < i <= top else [i] for i in inputs if i != end)
+    text = (found.get(i, []) if i in gaps else [i] for i in inputs if i != end)
     return [i for part in text for i in part]
 
 

@@ -43,6 +43,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "vocabulary": "tokenizer",
     "rows": "tokenizer",
     "tokenizer": "tokenizer",
+    "other_tokenizers": "other_checkpoints",
     "embeddings": "parity model",
     "rotary": "attention parity",
     "attention_parts": "attention model",
@@ -55,6 +56,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "heads": "parity model loss weights",
     "weights": "parity weights",
     "compare": "weights",
+    "compared": "other_checkpoints weights",
     "stories": "stories",
     "documents": "documents",
     "corpus": "corpus pairs",
@@ -74,6 +76,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "gpt": "gpt",
     "spans": "t5",
     "t5": "t5",
+    "gaps": "side_by_side other_checkpoints",
+    "pictured": "other_checkpoints",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
