@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -19,14 +20,16 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .core import AtLeastZero, Count, check_values, naming, read_json, read_text, write_whole
+from minibert.core import (
+    AtLeastZero, Count, check_values, list_checkpoints, naming, read_json, read_text,
+    write_whole)
 from .files import write_model
 from .parallel import join_processes
 from .sums import check_sum, keep_sums, sum_of
 
 # %% auto #0
-__all__ = ['optimizer_tensors', 'restore_optimizers_', 'list_checkpoints', 'read_state', 'read_about', 'seconds_trained',
-           'save_checkpoint', 'check_checkpoint', 'latest_checkpoint', 'best_checkpoint', 'only_run_in', 'check_same',
+__all__ = ['optimizer_tensors', 'restore_optimizers_', 'read_state', 'read_about', 'seconds_trained', 'save_checkpoint',
+           'check_checkpoint', 'latest_checkpoint', 'best_checkpoint', 'check_begins', 'only_run_in', 'check_same',
            'append_metrics', 'read_metrics', 'cut_metrics', 'keep_batch']
 
 # %% ../nbs/appendix/checkpoints.ipynb #49654fba
@@ -56,11 +59,6 @@ def restore_optimizers_(
         optimizer.load_state_dict(dict(state=memory, param_groups=groups))
 
 # %% ../nbs/appendix/checkpoints.ipynb #364d410c
-def list_checkpoints(folder: str | Path) -> list[Path]:
-    "The checkpoints of a run's folder, oldest first: exactly eight digits each."
-    return sorted(Path(folder).glob("checkpoints/" + 8 * "[0-9]"))
-
-
 def read_state(
     checkpoint: Path,
 ) -> dict:  # step, seconds, sha256, about, measured
@@ -74,32 +72,44 @@ def read_state(
                              f"{int(checkpoint.name)}")
     except (OSError, ValueError) as problem:
         raise ValueError(f"The checkpoint {checkpoint} is damaged: its state.json "
-                         f"cannot be read ({problem}).") from None
+                         f"cannot be read ({_why(problem)}).") from None
     return {name: state[name] for name in _STATE}
+
+
+def _why(problem: Exception) -> str:
+    "A reason in a few words, without the number that the system has for it."
+    return getattr(problem, "strerror", None) or str(problem)
 
 
 _PARTS = dict.fromkeys(("model", "examples", "training"), dict)
 _STATE = dict(step=Count, seconds=AtLeastZero, sha256=dict, about=dict, measured=dict)
 
 # %% ../nbs/appendix/checkpoints.ipynb #9426b59b
-def read_about(
-    folder: str | Path,
-) -> tuple[Path, dict]:  # the checkpoint; its model, examples, training
-    "How a run was begun, by its newest checkpoint; FileNotFoundError without one."
+def _newest(folder: str | Path) -> tuple[Path, dict]:
+    "The newest checkpoint that has a state, and that; FileNotFoundError without one."
     why = ""
     for checkpoint in list_checkpoints(folder)[::-1]:
-        try: return checkpoint, read_state(checkpoint)["about"]
+        try: return checkpoint, read_state(checkpoint)
         except ValueError as problem: why = f" {problem}"
     raise FileNotFoundError(_NONE.format(folder) + why)
 
 
-_NONE = "{} holds no whole checkpoint: give the folder of a run that stopped."
+def read_about(
+    folder: str | Path,
+) -> tuple[Path, dict]:  # the checkpoint; its model, examples, training
+    "How a run was begun, by its newest checkpoint; FileNotFoundError without one."
+    checkpoint, state = _newest(folder)
+    return checkpoint, state["about"]
+
+
+_NONE = ("{0} holds no whole checkpoint: copy it again, or begin a new run with the "
+         "options of this one.")
 
 
 def seconds_trained(folder: str | Path) -> float | None:
     "Training up to the last checkpoint; None in any process but the first."
     if join_processes()[0]: return None  # the first may be writing it still
-    return read_state(list_checkpoints(folder)[-1])["seconds"]
+    return _newest(folder)[1]["seconds"]
 
 # %% ../nbs/appendix/checkpoints.ipynb #11886569
 def _best_first(checkpoints: list[Path]) -> list[Path]:
@@ -138,7 +148,7 @@ def save_checkpoint(
         if final.exists(): shutil.rmtree(final)
         os.replace(aside, final)
     finally: shutil.rmtree(aside, ignore_errors=True)
-    every = list_checkpoints(folder)
+    every = [path for path in list_checkpoints(folder) if path <= final]
     stay = every[-keep:] + _best_first(every)[:1]
     for old in every:
         if old not in stay: shutil.rmtree(old)
@@ -154,26 +164,27 @@ def check_checkpoint(checkpoint: Path) -> dict:  # its state
                 raise ValueError(f"{name} is not what was written")
         return state
     except (OSError, ValueError, AttributeError) as problem:
-        said = f"The checkpoint {checkpoint} is damaged: {problem}."
+        said = f"The checkpoint {checkpoint} is damaged: {_why(problem)}."
         raise ValueError(said) from None
 
 
-def _first_whole(checkpoints, instead):
-    "The first checkpoint that is whole, and its state; None where there is none."
+def _first_whole(checkpoints, instead, none):
+    "The first checkpoint that is whole, and its state; FileNotFoundError without one."
     for checkpoint in checkpoints:
         try:
             return checkpoint, check_checkpoint(checkpoint)
         except ValueError as problem:
-            warnings.warn(f"{problem} {instead}", stacklevel=3)
+            if checkpoint == checkpoints[-1]: none += f" {problem}"
+            else: warnings.warn(f"{problem} {instead}", stacklevel=3)
+    raise FileNotFoundError(none)
 
 # %% ../nbs/appendix/checkpoints.ipynb #28043df7
 def latest_checkpoint(
     folder: str | Path,  # a run's folder
 ) -> tuple[Path, dict]:  # the checkpoint and its state
     "The newest whole checkpoint; FileNotFoundError where there is none."
-    every = list_checkpoints(folder)
-    if found := _first_whole(every[::-1], "The one before it is used."): return found
-    raise FileNotFoundError(_NONE.format(folder))
+    every = list_checkpoints(folder)[::-1]
+    return _first_whole(every, "The one before it is used.", _NONE.format(folder))
 
 
 def best_checkpoint(
@@ -181,9 +192,24 @@ def best_checkpoint(
 ) -> tuple[Path, dict]:  # the checkpoint and its state
     "The whole checkpoint with the lowest held-out loss; FileNotFoundError without."
     every = _best_first(list_checkpoints(folder))
-    if found := _first_whole(every, "The next best is used."): return found
-    raise FileNotFoundError(f"{folder} holds no checkpoint at which a held-out loss "
-                            "was measured: give the run a callback that measures.")
+    return _first_whole(every, "The next best is used.", f"{folder} holds no whole "
+                        "checkpoint at which a held-out loss was measured: give the run "
+                        "a callback that measures.")
+
+
+def check_begins(
+    folder: str | Path,
+    first: int,  # the step of its first checkpoint
+    options: str,  # the file with its options
+) -> None:
+    "Refuse to begin a run again whose checkpoints were taken away: FileNotFoundError."
+    place, lines = Path(folder) / "checkpoints", read_metrics(folder)
+    gone = not place.is_dir() and (lines or os.path.lexists(place))
+    if not gone and (not lines or lines[-1]["step"] <= first): return
+    raise FileNotFoundError(
+        f"{place} holds no checkpoint, and {folder} has trained: put what was there back, "
+        f"or begin a new run with --config {shlex.quote(str(Path(folder) / options))} and "
+        "a new --out.")
 
 # %% ../nbs/appendix/checkpoints.ipynb #9ff93373
 @contextmanager

@@ -187,7 +187,8 @@ def run_finetune(options: Finetune) -> None:
         folder = options.resume
         check_resumed(options, folder)
         with going_on("finetune", folder):
-            told = resume_finetuning(folder, progress=is_shown())
+            told = resume_finetuning(folder, is_shown(), run=options.run,
+                                     dataset=options.dataset)
     if join_processes()[0]: return
     ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
     more = [] if options.quiet else [f"  {ask}"]

@@ -150,9 +150,11 @@ def _answered(model: nn.Module, batch: dict[str, Tensor]) -> list[list[int]]:
     ids, c = batch["input_ids"][:1, :int(batch["attention_mask"][0].sum())], model.config
     if _is_ours(model):
         return torch.stack([*generate_from(model, ids, _TOKENS, temperature=0)], 1).tolist()
+    start = getattr(c, "decoder_start_token_id", None)
+    if start is None: start = c.pad_token_id  # as transformers does for a T5
     said = _greedily(model, ids, _TOKENS, pad_token_id=c.pad_token_id,
                      eos_token_id=c.eos_token_id,
-                     decoder_start_token_id=c.decoder_start_token_id)
+                     decoder_start_token_id=start)
     return said[:, 1:].tolist()
 
 

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import platform
 import re
+import shlex
 import signal
 import threading
 import time
@@ -29,8 +30,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
            'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'named_once', 'read_json', 'in_words',
-           'plain', 'in_a_line', 'going_on', 'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16',
-           'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
+           'plain', 'in_a_line', 'list_checkpoints', 'way_on', 'going_on', 'deaf_children', 'seeded', 'bfloat16_ratio',
+           'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -270,10 +271,26 @@ def in_a_line(text: Any) -> str:
     return _cut(said, 800)
 
 
+def list_checkpoints(folder: str | Path) -> list[Path]:
+    "The checkpoints of a run's folder, oldest first; OSError where nobody may look."
+    place = Path(folder) / "checkpoints"
+    try: names = sorted(os.listdir(place))
+    except FileNotFoundError: return []
+    ours = "state.json", "config.json", "model.safetensors"  # of a damaged one, too
+    return [place / name for name in names if re.fullmatch("[0-9]{8}", name)
+            and any((place / name / file).exists() for file in ours)]
+
+
+def way_on(folder: str | Path, command: str = "") -> str:
+    "How a run goes on, to be copied into a shell."
+    begin = f"minibert {command} " if command else ""
+    return f"go on with {begin}--resume {shlex.quote(str(folder))}"
+
+
 @contextmanager
 def going_on(command: str, folder: str | Path) -> Iterator[None]:
     "Whoever is stopped meanwhile, by the system or by Ctrl-C, hears how a run goes on."
-    way = f"go on with minibert {command} --resume {folder}"
+    way = way_on(folder, command)
     try: yield
     except (OSError, MemoryError, RuntimeError) as problem:
         said = in_words(problem)
@@ -282,7 +299,7 @@ def going_on(command: str, folder: str | Path) -> Iterator[None]:
         raise RuntimeError(f"{said[:-1]}, then {way}.") from problem
     except KeyboardInterrupt as stopped:
         if str(stopped) or not Path(folder).is_dir(): raise
-        done = max(Path(folder).glob("checkpoints/" + 8 * "[0-9]"), default=Path("0"))
+        done = max(list_checkpoints(folder), default=Path("0"))
         raise KeyboardInterrupt(f"Stopped at once: {folder} is kept as it was after step "
                                 f"{int(done.name)}; {way}.") from None
 

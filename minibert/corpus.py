@@ -200,15 +200,15 @@ def _read(folder, check):
         return [_map(folder / f"{n}.npy", files[n], check) for n in _NAMES], info
     except (FileNotFoundError, NotADirectoryError) as error:
         if Path(error.filename or "") == folder / "corpus.json":
-            raise FileNotFoundError(f"The folder {folder} holds no corpus.json: build "
-                                    "a corpus there first.") from None
+            raise FileNotFoundError(f"The folder {folder} holds no corpus.json: copy it "
+                                    "again, or build a corpus there.") from None
         problem = error
     except OSError as error: raise _not_read(folder, error) from None
     except json.JSONDecodeError: problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
     except (EOFError, ValueError, TypeError) as error: problem = error
-    raise ValueError(f"The corpus in {folder} is damaged ({problem}): delete the "
-                     "folder and build it again.")
+    raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy the folder "
+                     "again, or delete it and build a corpus there.")
 
 # %% ../nbs/appendix/corpus.ipynb #ad062254
 class Corpus:

@@ -48,7 +48,7 @@ def row_interval(
     n, sums = np.bincount(row), np.bincount(row, values)
     n, sums = n[n > 0], sums[n > 0]
     if len(n) < 2:
-        raise ValueError("One example has no spread: measure two or more.")
+        raise ValueError("One example has no spread: give two or more, of a longer text.")
     mean = sums.sum() / n.sum()
     variance = ((sums - mean * n) ** 2).sum() * len(n) / (len(n) - 1) / n.sum() ** 2
     half = Z * variance ** 0.5
@@ -128,9 +128,11 @@ def evaluate(
             report[name] = value
             continue
         values, rows = value
+        report[name] = float(values.mean())
         if values.dtype == bool: interval = wilson(int(values.sum()), len(values))
+        elif len(set(rows)) == 1: continue  # one example alone has no interval
         else: interval = row_interval(values, rows)
-        report |= {name: float(values.mean()), f"{name}_interval": list(interval)}
+        report[f"{name}_interval"] = list(interval)
     return report
 
 # %% ../nbs/11_evaluation.ipynb #4948c8fe

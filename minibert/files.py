@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from .config_files import read_config
-from .core import write_whole
+from .core import way_on, write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 from .sums import check_sum, drop_sums, keep_sums
@@ -160,8 +160,8 @@ def _finished(folder: Path) -> Path:
     there = [any(folder.glob(name)) for name in ("*.safetensors*", "*.bin*")]
     for file, command in (("run.yaml", "pretrain"), ("options.json", "finetune")):
         if (folder / file).exists() and not any(there):
-            raise FileNotFoundError(f"{folder} is a run that isn't finished: go on with "
-                                    f"minibert {command} --resume {folder}.")
+            raise FileNotFoundError(f"{folder} is a run that isn't finished: "
+                                    f"{way_on(folder, command)}.")
     return folder
 
 

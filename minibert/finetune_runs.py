@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,9 +19,9 @@ from torch import nn
 from .asking import began, untrained
 from .attention import MultiHeadAttention
 from .bags import bag_of_words, word_counters
-from .checkpoints import list_checkpoints
+from .checkpoints import check_begins
 from .classifiers import save_classifier
-from .core import choose_precision, seeded, write_whole
+from .core import choose_precision, list_checkpoints, seeded, write_whole
 from .files import find_checkpoint
 from .finetuning import (
     BertClassifier, accuracy_figures, difference, finetune, train_frozen)
@@ -37,7 +38,7 @@ from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
 # %% auto #0
-__all__ = ['read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
+__all__ = ['read_parts', 'start_classifier', 'training_for', 'from_anywhere', 'same_place', 'run_finetuning', 'resume_finetuning']
 
 # %% ../nbs/appendix/finetune_runs.ipynb #e4574df0
 def read_parts(
@@ -129,6 +130,17 @@ def _taken(out: Path) -> FileExistsError:
     return FileExistsError(f"{out} exists: give a new folder, or resume that run.")
 
 
+def from_anywhere(name: str) -> str:
+    "A name; where a file or a folder has it, its path from the root."
+    return os.path.abspath(name) if os.path.exists(name) else name
+
+
+def same_place(now: str, kept: str) -> bool:
+    "Do both name one thing, or stands the first for a file or folder that has moved?"
+    moved = os.path.isabs(kept) and not os.path.exists(kept) and os.path.exists(now)
+    return moved or from_anywhere(now) == from_anywhere(kept)
+
+
 def _claim(options: FinetuneConfig) -> None:
     "Make the folder of a run with its options; of two runs that try, one gets it."
     out = Path(options.out)
@@ -136,7 +148,9 @@ def _claim(options: FinetuneConfig) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         try: out.mkdir()
         except FileExistsError: return True
-        write_whole(out / "options.json", json.dumps(asdict(options), indent=2) + "\n")
+        kept = asdict(options) | {  # so that it goes on in any working folder
+            name: from_anywhere(getattr(options, name)) for name in ("run", "dataset")}
+        write_whole(out / "options.json", json.dumps(kept, indent=2) + "\n")
         keep_sums(out, "options.json")
     if first_alone(make): raise _taken(out)
 
@@ -166,11 +180,15 @@ def run_finetuning(
     config = training_for(options, len(train))
     fast = any_process(first and config.precision == "bfloat16")  # as the first found
     config = replace(config, precision="bfloat16" if fast else "float32")
+    whole = resume and bool(list_checkpoints(out))
+    if resume and not whole and not options.frozen:
+        check_begins(out, config.checkpoint_steps, "options.json")
+        say("It was stopped before its first checkpoint, and begins again at step 1 ...")
     if not resume: _claim(replace(options, precision=config.precision))
     try:
         if options.frozen: train_frozen(model, train, val)
         else: finetune(model, train, val, config, out, progress=progress,
-                       resume=resume and bool(list_checkpoints(out)))
+                       resume=whole)
     except FloatingPointError as problem:
         if "answers" not in str(problem): raise  # the loop has said it
         raise FloatingPointError(
@@ -183,12 +201,17 @@ def run_finetuning(
     return figures
 
 # %% ../nbs/appendix/finetune_runs.ipynb #45c5b354
-def resume_finetuning(folder: str | Path, progress: bool = True) -> dict:
+def resume_finetuning(
+    folder: str | Path,
+    progress: bool = True,
+    **moved: str | None,  # run, dataset: where they are now; None: where they were
+) -> dict:  # the figures
     "Go on with a run that was stopped, bit for bit as if it had not been."
     path = Path(folder) / "options.json"
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
                                 "minibert finetune began.")
     kept = read_options(path, FinetuneConfig, whole=True) | dict(out=str(folder))
+    kept |= {name: place for name, place in moved.items() if place}
     check_sum(path)
     return run_finetuning(FinetuneConfig(**kept), True, progress)

@@ -88,6 +88,9 @@ def _unknown_id(config: BertConfig, input_ids: Tensor, types: Tensor | None) -> 
     named = zip(("input_ids", "token_type_ids"), (input_ids, types), sizes.items())
     for name, given, (size, n) in named:
         if given is not None and not 0 <= given.min() <= given.max() < n:
+            if size == "type_vocab_size" and n == 1:
+                return ("The model reads one text at a time (its type_vocab_size is 1), and "
+                        "pairs of texts have two types: give a model for pairs.")
             low, high = given.min().item(), given.max().item()
             return (
                 f"{name} holds numbers from {low} to {high}, and {size} is {n}: "

@@ -28,7 +28,7 @@ from .core import (
 from .kinds import KINDS
 from .recipe import (
     BACKENDS, RECIPES, STARTED, FinetuneConfig, PretrainOptions, check_effect,
-    read_options, unmade, written_by_hand)
+    options_file, read_options, unmade, written_by_hand)
 
 # %% auto #0
 __all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'Output', 'Pretrain', 'Options', 'Evaluate',
@@ -241,8 +241,7 @@ EXAMPLES = {  # what follows `minibert`
 def began_with(folder: str | Path | None, kind: type) -> dict:
     "The options of a run that was stopped, but for places; {} where there is none."
     if not (folder and issubclass(kind, PretrainOptions | FinetuneConfig)): return {}
-    name = "run.yaml" if issubclass(kind, PretrainOptions) else "options.json"
-    path = Path(folder) / name
+    path = options_file(folder, kind)
     options = read_options(path, kind) if path.is_file() else {}
     return {name: value for name, value in options.items() if name not in ("run", "out")}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .core import check_values, in_words, write_whole
+from .core import check_values, in_words, list_checkpoints, way_on, write_whole
 from .recipe import PretrainOptions, read_options
 
 # %% auto #0
@@ -49,9 +50,16 @@ def is_trained_now(folder: Path) -> bool:
 
 def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     "How far a run's checkpoints reach, and what the newest says of itself."
-    found = sorted(folder.glob("checkpoints/" + 8 * "[0-9]"))
-    if not found: return 0, {}
-    return int(found[-1].name), _read(found[-1] / "state.json")
+    for checkpoint in list_checkpoints(folder)[::-1]:
+        state, step = _read(checkpoint / "state.json"), int(checkpoint.name)
+        if state.get("step") == step: return step, state  # else a copy, named after a day
+    return 0, {}
+
+
+def _near(name: str) -> str:
+    "A path as it is written here: without the working folder, where it lies in it."
+    here = os.path.join(os.getcwd(), "")
+    return name.removeprefix(here)
 
 # %% ../nbs/appendix/overview.ipynb #99ca89d1
 def _state(folder: Path, ended: bool, done: int, by_hand: bool) -> str:
@@ -59,7 +67,7 @@ def _state(folder: Path, ended: bool, done: int, by_hand: bool) -> str:
     if is_trained_now(folder): return "being trained now"
     if ended: return "finished"
     if by_hand: return "stopped; NumPy keeps no checkpoints to go on from"
-    return f"stopped at step {done:,}: go on with --resume {folder}"
+    return f"stopped at step {done:,}: {way_on(folder)}"
 
 
 def _of_pretraining(folder: Path) -> dict:
@@ -85,7 +93,7 @@ def _of_finetuning(folder: Path) -> dict:
     told = _read(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     return dict(
-        model="classifier", size=f"of {options['run']}", dataset=options["dataset"],
+        model="classifier", size=f"of {_near(options['run'])}", dataset=_near(options["dataset"]),
         step=done, steps=steps, state=_state(folder, ended, done, False),
         figure="accuracy" if ended else None,
         value=told["bert"]["accuracy"] if ended else None,
@@ -246,6 +254,9 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     if not picture.parent.is_dir():
         raise ValueError(f"There is no folder {picture.parent} for the picture: make it, "
                          "or give another --out.")
+    if not os.access(picture.parent, os.W_OK):
+        raise PermissionError(f"{picture} cannot be made: nobody lets us write into "
+                              f"{picture.parent}. Give another place with --out.")
     runs = open_run(a), open_run(b)
     examples = same_questions(*runs)
     told = paired(*(examples.figures(load_pretrained(run.folder), 50, 32) for run in runs))

@@ -16,12 +16,12 @@ import yaml
 
 from .core import (
     Batch, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words, named_once,
-    read_json, read_text)
+    read_json, read_text, way_on)
 
 # %% auto #0
 __all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'OBJECTIVES', 'NEEDS', 'TrainingConfig', 'check_training', 'schedule_at',
            'PretrainOptions', 'read_objectives', 'FinetuneConfig', 'check_effect', 'unmade', 'written_by_hand',
-           'read_options', 'as_yaml']
+           'read_options', 'options_file', 'as_yaml']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
 @dataclass(frozen=True)
@@ -331,6 +331,17 @@ def read_options(
     return options
 
 # %% ../nbs/appendix/recipe.ipynb #c5bfcca0
+def options_file(folder: str | Path, kind: type) -> Path:
+    "The file with a run's options; ValueError where it's a run of another command."
+    own, other = ("run.yaml", "pretrain"), ("options.json", "finetune")
+    if issubclass(kind, FinetuneConfig): own, other = other, own
+    path = Path(folder) / own[0]
+    if not path.is_file() and path.with_name(other[0]).is_file():
+        raise ValueError(f"{folder} is a run of minibert {other[1]}, not of minibert "
+                         f"{own[1]}: {way_on(folder, other[1])}.")
+    return path
+
+
 def as_yaml(options: PretrainOptions) -> str:
     "All options of a run as the lines of a file."
     values = {field.name: getattr(options, field.name)

@@ -121,8 +121,15 @@ def with_text(
         if not asked: check_learned(model, checkpoint, "mlm")
         run = replace(run, options=replace(run.options, objectives=",".join(asked)))
     documents = load_documents(dataset, name, "validation", text_column)
-    return replace(run, options=replace(run.options, dataset=dataset),
-                   val=Corpus.build(documents, run.tokenizer))
+    run = replace(run, options=replace(run.options, dataset=dataset),
+                  val=Corpus.build(documents, run.tokenizer))
+    try: ruler(run)
+    except ValueError as problem:
+        why, _, advice = str(problem).partition(": give more text")
+        if not advice: raise
+        raise ValueError(f"{dataset} is too short: {why[0].lower()}{why[1:]}: give more "
+                         "text.") from None
+    return run
 
 # %% ../nbs/appendix/report.ipynb #c9a8afca
 WRITERS = {"clm": "next token", "masked": "missing tokens"}  # a figure, and its name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,15 +22,15 @@ from filelock import FileLock, Timeout
 from torch import nn
 
 from .callbacks import Callback, TensorBoard
-from .checkpoints import list_checkpoints, only_run_in, seconds_trained
+from .checkpoints import check_begins, only_run_in, seconds_trained
 from .config_files import config_text
-from .core import choose_precision, going_on, seeded, write_whole
+from .core import choose_precision, going_on, list_checkpoints, seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .evaluation import evaluate
 from .families import family_of, find_family, resolve
 from .files import read_kind
-from .finetune_runs import run_finetuning
+from .finetune_runs import run_finetuning, same_place
 from .heads import BertForPreTraining
 from .kinds import KINDS, check_start, examples_of, with_dropout
 from .optimizers import make_optimizers
@@ -39,15 +40,15 @@ from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .progress import Progress, is_shown, say
 from .recipe import (
     FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, read_options)
-from .sums import keep_sums
+from .sums import check_sum, keep_sums
 from .tokenizer import WordPieceTokenizer
 from .training import fit, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
 __all__ = ['START', 'VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
-           'numpy_weights', 'seconds_a_step', 'steps_in', 'new_folder', 'alone', 'claim_folder', 'start_run', 'settle',
-           'make_run', 'begin', 'ruler', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'check_resumed',
+           'numpy_weights', 'seconds_a_step', 'steps_in', 'ruler', 'new_folder', 'alone', 'claim_folder', 'start_run',
+           'settle', 'make_run', 'begin', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'check_resumed',
            'go_on', 'begin_again', 'tune']
 
 # %% ../nbs/appendix/runs.ipynb #8366e835
@@ -97,7 +98,8 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
     Corpus.build(val, tokenizer, folder / "val")
     tokenizer.save_pretrained(folder)
     write_whole(folder / "config.json", config_text(config.to_dict()))
-    keep_sums(folder, *(path.name for path in folder.iterdir() if path.is_file()))
+    texts = (f"{part}/corpus.json" for part in ("corpus", "val"))
+    keep_sums(folder, *texts, *(p.name for p in folder.iterdir() if p.is_file()))
     return config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #542d03fe
@@ -139,13 +141,18 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
         raise ValueError(f"In {path}, length is {options.length}, and config.json beside it "
                          f"describes a model that reads {room}: copy both again.")
     tokenizer = open_tokenizer(folder)
-    texts = (Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val"))
+    texts = [Corpus.open(folder / p, tokenizer, check) for p in ("corpus", "val")]
+    for p in ("corpus", "val") if check else (): check_sum(folder / p / "corpus.json", folder)
     return Run(folder, options, config, tokenizer, *texts)
 
 # %% ../nbs/appendix/runs.ipynb #e34291c3
 def fresh_model(run: Run) -> nn.Module:
     "A run's model before its first step, on the device where it will train."
-    if run.options.start: model = load_pretrained(run.folder / START)
+    if run.options.start:
+        began = run.folder / START
+        if not began.is_dir() or (model := load_pretrained(began)).config != run.config:
+            raise ValueError(f"{began} is gone or is of another model, and {run.folder} begins "
+                             "with its weights: put it back, or begin a new run.")
     else:
         _, family = find_family(run.config.model_type)
         model = resolve(family.model)(run.config, seeded(run.options.seed, 0, 2))
@@ -206,6 +213,16 @@ def steps_in(
     mean = seconds_a_step(model, sampler, config, backend, seconds=enough)
     return max(1, int(0.98 * 60 * minutes / mean))
 
+# %% ../nbs/appendix/runs.ipynb #c06c1935
+VAL_SEED = 20181011  # the same masks for every model with this vocabulary
+
+
+def ruler(run: Run) -> Any:  # a PairSampler, or other examples
+    "The held-out questions with which a run is measured."
+    training = TrainingConfig(length=run.options.length, seed=VAL_SEED,
+                              objectives=run.options.objectives)
+    return examples_of(run.options.model, run.val, run.tokenizer, training)
+
 # %% ../nbs/appendix/runs.ipynb #5d409059
 def new_folder(out: str | None, where: str = "runs") -> Path:
     "The folder that a run is to have; FileExistsError with a sentence if it is there."
@@ -260,10 +277,17 @@ def start_run(options: PretrainOptions, aside: Path) -> PretrainOptions:
     "Prepare all that a run's folder is to hold in `aside`; its options, made definite."
     config, tokenizer = prepare(options, aside)
     training = training_config(options)
-    corpus = Corpus.open(aside / "corpus", tokenizer, check=False)
-    sampler = examples_of(options.model, corpus, tokenizer, training)  # may refuse
+    texts = (Corpus.open(aside / p, tokenizer, check=False) for p in ("corpus", "val"))
+    run = Run(aside, options, config, tokenizer, *texts)
+    sampler = examples_of(options.model, run.train, tokenizer, training)  # may refuse
+    try: ruler(run)
+    except ValueError as problem:
+        raise ValueError(f"The held-out part of {options.dataset} is too small: "
+                         f"{str(problem)[0].lower()}{str(problem)[1:]}") from None
+    if config.vocab_size < (V := getattr(sampler, "vocab_size", tokenizer.vocab_size)):
+        raise ValueError(f"The model of {options.start} knows {config.vocab_size:,} pieces, and "
+                         f"its tokenizer has {V:,}: give a model with its own tokenizer.")
     if options.minutes is not None:
-        run = Run(aside, options, config, tokenizer, corpus, None)
         steps = steps_in(options.minutes, fresh_model(run), sampler, training,
                          options.backend)
         training = replace(training, steps=steps)
@@ -312,16 +336,6 @@ def begin(options: PretrainOptions) -> tuple[Run, nn.Module]:
     with going_on("pretrain", folder):
         run = open_run(folder, check=False)  # written a moment ago
         return run, fresh_model(run)
-
-# %% ../nbs/appendix/runs.ipynb #c06c1935
-VAL_SEED = 20181011  # the same masks for every model with this vocabulary
-
-
-def ruler(run: Run) -> Any:  # a PairSampler, or other examples
-    "The held-out questions with which a run is measured."
-    training = TrainingConfig(length=run.options.length, seed=VAL_SEED,
-                              objectives=run.options.objectives)
-    return examples_of(run.options.model, run.val, run.tokenizer, training)
 
 # %% ../nbs/appendix/runs.ipynb #75679b81
 def at_checkpoints(run: Run) -> Callback | None:
@@ -422,6 +436,7 @@ def check_resumed(
     differs = [] if where.resolve() == Path(folder).resolve() else [f"--out is {where}"]
     for name, old in began.items():
         if name in FREE or name == "run" and not now[name]: continue
+        if name in ("run", "dataset") and same_place(now[name], old): continue
         if now[name] != old:
             differs.append(f"--{name.replace('_', '-')} was {old} and is {now[name]}")
     if differs:
@@ -438,8 +453,8 @@ def go_on(
     run = open_run(folder)
     if run.options.backend == "numpy":
         raise ValueError(f"{folder} was trained with NumPy, which keeps no checkpoints "
-                         f"to go on from: start anew with --config {folder}/run.yaml "
-                         "--out and a new folder.")
+                         "to go on from: start anew with --config "
+                         f"{shlex.quote(f'{folder}/run.yaml')} --out and a new folder.")
     check_resumed(options, run.folder)
     run = replace(run, options=options)
     if not list_checkpoints(folder): return run, *begin_again(run)
@@ -455,11 +470,15 @@ def begin_again(run: Run) -> tuple[nn.Module, float]:
     if any((run.folder / name).exists() for name in ("model.safetensors", "summary.json")):
         raise FileNotFoundError(f"{run.folder} holds a trained model and no checkpoint: "
                                 "give the folder of a run that was stopped.")
+    training = training_config(run.options)
+    check_begins(run.folder, min(training.steps, training.checkpoint_steps), "run.yaml")
+    model = fresh_model(run)  # before anything goes
+    say("It was stopped before its first checkpoint, and begins again at step 1 ...")
     def forget():
         with only_run_in(run.folder):
             (run.folder / "metrics.jsonl").unlink(missing_ok=True)
     first_alone(forget)
-    return train(run, fresh_model(run))
+    return train(run, model)
 
 # %% ../nbs/appendix/runs.ipynb #0c691d1f
 def tune(options: dict) -> tuple[Path, dict]:  # the new folder, the figures

@@ -24,7 +24,7 @@ def sum_of(path: str | Path) -> str:  # 64 hexadecimal digits
 
 # %% ../nbs/appendix/sums.ipynb #29c5b1f7
 SUMS = "SHA256SUMS"
-_LINE = re.compile("([0-9a-f]{64}) [ *]([^/\\n]+)")
+_LINE = re.compile(r"([0-9a-f]{64}) [ *]((?:\w+/)?[^/\n]+)")
 
 
 def read_sums(folder: str | Path) -> dict[str, str]:  # a file's name -> its sum
@@ -54,11 +54,15 @@ def drop_sums(folder: str | Path, *names: str) -> None:
         _write(folder, {name: total for name, total in sums.items() if name not in names})
 
 # %% ../nbs/appendix/sums.ipynb #fc03a6fe
-def check_sum(path: str | Path) -> None:
+def check_sum(
+    path: str | Path,
+    home: str | Path | None = None,  # the folder that has the record; None: the file's
+) -> None:
     "Refuse a file that isn't the one its folder's record names: ValueError."
     path = Path(path)
-    expected = read_sums(path.parent).get(path.name)
+    home = path.parent if home is None else Path(home)
+    expected = read_sums(home).get(path.relative_to(home).as_posix())
     if expected is not None and sum_of(path) != expected:
         raise ValueError(f"{path} is not the file that was written: its SHA-256 differs "
-                         f"from the one in {path.with_name(SUMS)}. Copy the folder again; "
+                         f"from the one in {home / SUMS}. Copy the folder again; "
                          "if you changed the file on purpose, delete its line there.")

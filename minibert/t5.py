@@ -53,12 +53,13 @@ class T5Config:
     scale_decoder_outputs: bool | None = None  # None: where the head is tied
     pad_token_id: Whole = 0
     eos_token_id: Whole = 1
-    decoder_start_token_id: Whole = 0
+    decoder_start_token_id: Whole | None = None  # None: pad_token_id
     model_type: Literal["t5"] = "t5"
 
     def __post_init__(self):
         for name, same in (("scale_decoder_outputs", self.tie_word_embeddings),
-                           ("num_decoder_layers", self.num_layers)):
+                           ("num_decoder_layers", self.num_layers),
+                           ("decoder_start_token_id", self.pad_token_id)):
             if getattr(self, name) is None: object.__setattr__(self, name, same)
         check_fields(self)
         n, far = self.relative_attention_num_buckets, self.relative_attention_max_distance

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from .callbacks import Callback, join_figures
 from .checkpoints import (
     append_metrics, check_same, cut_metrics, keep_batch, latest_checkpoint,
-    list_checkpoints, restore_optimizers_, save_checkpoint)
-from .core import choose_precision
+    restore_optimizers_, save_checkpoint)
+from .core import choose_precision, list_checkpoints, way_on
 from .families import family_of
 from .files import read_weights
 from .optimizers import make_optimizers
@@ -96,7 +96,9 @@ def begin_run(
         if list_checkpoints(folder):
             raise FileExistsError(f"{folder} holds a run already: resume it, or give "
                                   "another folder.")
-        if join_processes()[0] == 0: (Path(folder) / "metrics.jsonl").unlink(True)
+        if join_processes()[0] == 0:
+            (Path(folder) / "metrics.jsonl").unlink(True)
+            (Path(folder) / "checkpoints").mkdir(parents=True, exist_ok=True)
     choose_precision(config.precision, next(model.parameters()).device)  # may warn
     share_weights_(model.train())
     state = TrainState(
@@ -144,7 +146,6 @@ def not_finite(
 def stopped(state: TrainState) -> KeyboardInterrupt:
     "What to say to the one who stopped a run, once everything is written."
     any_process(False)
-    kept = (f"saved in {state.folder}; go on with --resume {state.folder}"
-            if state.folder else "not saved")
+    kept = f"saved in {state.folder}; {way_on(state.folder)}" if state.folder else "not saved"
     steps = f"{state.step} of {state.config.steps}"
     return KeyboardInterrupt(f"Stopped after step {steps}: {kept}.")

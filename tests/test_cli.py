@@ -424,6 +424,7 @@ def stopped_early(folder):
     shutil.copytree(folder, twin := folder.parent / f"{folder.name}-stopped")
     for name in ("summary.json", "curves.png"): (twin / name).unlink()
     shutil.rmtree(twin / "checkpoints")
+    (twin / "checkpoints").mkdir()
     (twin / "metrics.jsonl").write_text(json.dumps(dict(step=1, loss=9.0)) + "\n{\"step\": 2, \"lo")
     return twin
 

@@ -262,6 +262,7 @@ def test_a_damaged_line_of_metrics_loses_no_others(run, tmp_path):
     assert "run/metrics.jsonl, line 1" in leaves_nothing("pretrain", "--resume", "run", cwd=tmp_path)
     (twin / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:9])  # cut short: the step is taken again
     shutil.rmtree(twin / "checkpoints")
+    (twin / "checkpoints").mkdir()
     (twin / "model.safetensors").unlink()
     (twin / "summary.json").unlink()
     call("pretrain", "--resume", twin)
