@@ -192,7 +192,7 @@ def best_checkpoint(
 ) -> tuple[Path, dict]:  # the checkpoint and its state
     "The whole checkpoint with the lowest held-out loss; FileNotFoundError without."
     every = _best_first(list_checkpoints(folder))
-    return _first_whole(every, "The next best is used.", f"{folder} holds no whole "
+    return _first_whole(every, "The next best is used.", f"{folder} holds no "
                         "checkpoint at which a held-out loss was measured: give the run "
                         "a callback that measures.")
 

@@ -207,8 +207,8 @@ def _read(folder, check):
     except json.JSONDecodeError: problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
     except (EOFError, ValueError, TypeError) as error: problem = error
-    raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy the folder "
-                     "again, or delete it and build a corpus there.")
+    raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy it again, "
+                     "or delete the folder and build a corpus there.")
 
 # %% ../nbs/appendix/corpus.ipynb #ad062254
 class Corpus:

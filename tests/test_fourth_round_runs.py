@@ -170,7 +170,7 @@ def replace_config():
 def test_a_damaged_corpus_tells_to_copy_it_again(run, tmp_path):
     twin = twin_of(run, tmp_path)
     (twin / "val/ids.npy").write_bytes(b"")
-    assert "copy the folder again" in leaves_nothing("evaluate", "a", cwd=tmp_path)
+    assert "copy it again" in leaves_nothing("evaluate", "a", cwd=tmp_path)
     (twin / "val/corpus.json").unlink()
     assert "copy it again" in leaves_nothing("evaluate", "a", cwd=tmp_path)
 
