@@ -8,7 +8,7 @@ import time
 
 import pytest
 import yaml
-from command import COMMAND, QUICK, call, leaves_nothing, start
+from command import COMMAND, QUICK, call, leaves_nothing, quick, start
 
 ROWS = [(who, n) for n in range(20) for who in ("anna", "tom")]
 
@@ -116,14 +116,14 @@ def test_the_second_of_two_is_refused_before_any_work(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("out", ["new", "deep/deeper/new"])
 def test_what_is_refused_gives_its_claim_up(tmp_path, out):
-    call("pretrain", *QUICK, "--vocab-size", 9, "--out", out, cwd=tmp_path, code=2)
+    call("pretrain", *quick("--vocab-size", 9, "--out", out), cwd=tmp_path, code=2)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_run_left_blocks_nobody(tmp_path):
     (tmp_path / ".new.making-out").mkdir()
     for left in ".new.lock", ".new.making-out/config.json": (tmp_path / left).write_text("{}")
-    _, err = call("pretrain", *QUICK, "--vocab-size", 9, "--out", "new", cwd=tmp_path, code=2)
+    _, err = call("pretrain", *quick("--vocab-size", 9, "--out", "new"), cwd=tmp_path, code=2)
     assert "has no room" in err and not list(tmp_path.iterdir())
 
 
@@ -182,7 +182,7 @@ def test_a_vocabulary_beside_another_kind_of_tokenizer(run, elsewhere, tmp_path)
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
 def test_a_run_without_memory_goes_on_when_there_is_some(run, tmp_path, command):
     (tmp_path / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n} {'and ran ' * 40},{who}\n" for n in range(2000) for who in ("anna", "tom")))
-    words = {"pretrain": ("pretrain", *QUICK, "--steps", 1, "--batch-size", 6000),
+    words = {"pretrain": ("pretrain", *quick("--steps", 1, "--batch-size", 6000)),
              "finetune": ("finetune", run, "--dataset", "who.csv", "--epochs", 1, "--batch-size", 4000, "--length", 32)}[command]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     import resource
