@@ -47,7 +47,7 @@ def told(folder, source, **options):
 @pytest.mark.parametrize("name", ["d[1].jsonl", "what?.jsonl", "d*.jsonl", "{a}.jsonl", "d[1].csv", "a::b.csv", "d[1].txt", "d [1]/train.jsonl", "[ab]/d.csv"])
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_file_s_name_is_no_pattern(tmp_path, name, streaming):
-    for other in name, name.replace("[1]", "1"), name.replace("?", "1"), name.replace("[ab]", "a"):
+    for other in name, name.replace("[1]", "1"), name.replace("?", "1").replace("*", "9"), name.replace("[ab]", "a"):
         write(tmp_path, **{other: {"csv": "text\n" + ZEBRA + "\n", "txt": TEXT.replace("Anna", "Zebra")}.get(other[-3:], jsonl([ZEBRA] * 60))})
     write(tmp_path, **{name: {"csv": "text\n" + "\n".join(TEXTS), "txt": TEXT}.get(name[-3:], jsonl(TEXTS))})
     streaming = streaming and not name.endswith("txt")
