@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("what", choices=["train", "gather"])
     parser.add_argument("kind", nargs="?", choices=list(POSITIONS))
     parser.add_argument("seed", nargs="?", type=int, default=0)
-    parser.add_argument("--positions", type=float, default=3e6)
+    parser.add_argument("--positions", type=float, default=1e7)
     parser.add_argument("--work", type=Path, default=Path("runs/three"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/three.json"))
     arguments = parser.parse_args()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -29,7 +30,7 @@ from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
-from .progress import is_shown, print_table, say, shown
+from .progress import is_shown, let_go, print_table, say, shown, tell_stderr
 from .recipe import as_yaml
 
 # %% ../nbs/appendix/cli.ipynb #836d1feb
@@ -293,7 +294,7 @@ EXPECTED = ValueError, OSError, RuntimeError, ArithmeticError, ImportError, Memo
 def silenced(code: int) -> int:
     "The exit code, with nothing left to print into a pipe or a disk that refuses."
     try: sys.stdout and sys.stdout.flush()
-    except OSError: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError: let_go(sys.stdout)
     return code
 
 
@@ -323,6 +324,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
     for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
         if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its cache is: nobody asks
     try:
         with sigterm_stops(), plain_warnings():
             words = sys.argv[1:] if words is None else words
@@ -333,16 +335,16 @@ def main(words: list[str] | None = None) -> int:  # the exit code
             if sys.stdout: sys.stdout.flush()
             return code
     except KeyboardInterrupt as stopped:
-        print(f"\n{in_a_line(stopped) or 'Stopped.'}", file=sys.stderr)
+        tell_stderr(f"\n{in_a_line(stopped) or 'Stopped.'}")
         return 130
     except BrokenPipeError: return silenced(130)  # whoever read us has gone
     except Exception as problem:
-        if os.environ.get("MINIBERT_DEBUG"): raise
+        if os.environ.get("MINIBERT_DEBUG", "0") not in ("", "0"): raise
         said = in_words(problem)
         if not isinstance(problem, EXPECTED):
             said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "
                     "please report it with what MINIBERT_DEBUG=1 shows.")
-        print(f"minibert: {in_a_line(said)}", file=sys.stderr)
+        tell_stderr(f"minibert: {in_a_line(said)}")
         return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a

@@ -5,20 +5,19 @@
 # %% ../nbs/appendix/documents.ipynb #916b0e98
 from __future__ import annotations
 
-import errno
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from reprlib import repr as short
 
 from .stories import stories
+from .tables import CsvRows, load_table, system_refusal, text_files
 
 # %% auto #0
-__all__ = ['TABLES', 'split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_table',
-           'load_documents', 'sample_sentences']
+__all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_documents',
+           'sample_sentences']
 
 # %% ../nbs/appendix/documents.ipynb #1b0d3ea8
 _END = re.compile(r"""([.!?…]+)(["'”’»)\]]*(?:\s["”)\]])?)(?:\s+|$)""")
@@ -159,39 +158,8 @@ def _check_text(file):
         if error.start < len(block) - 4 or len(block) < 1 << 20:
             raise _not_utf8(file) from None
 
-# %% ../nbs/appendix/documents.ipynb #9269b213
-def _text_files(path):
-    "The text files at `path`, unless it is a folder of tables in the hub's layout."
-    if path.is_file(): return [] if path.suffix.lower() in TABLES else [path]
-    kinds = {file: file.suffix.lower() for file in _below(path)}
-    texts = sorted(f for f, kind in kinds.items() if kind == ".txt" and f.is_file())
-    tables = [file for file, kind in kinds.items() if kind in TABLES]
-    if not tables: return texts
-    if own := [file for file in texts if not _ABOUT.fullmatch(file.stem)]:
-        raise ValueError(f"The folder {path} holds tables (as {tables[0].name}) and text "
-                         f"files (as {own[0].name}): give a folder with one kind of "
-                         "them, or one file.")
-    return []
-
-
-TABLES = (".parquet", ".arrow", ".json", ".jsonl", ".csv", ".tsv")
-_ABOUT = re.compile("readme|license|licence|notice|citation|vocab", re.IGNORECASE)
-_MOST = 1_000_000  # files below a folder: a whole disk has more
-
-
-def _below(path):
-    "All files below a folder; what may not be listed is an error, and never left out."
-    def refuse(error): raise error
-    count = 0
-    if path.is_dir():
-        for folder, _, names in os.walk(path, onerror=refuse):
-            yield from (Path(folder) / name for name in names)
-            if (count := count + len(names)) > _MOST:
-                raise ValueError(f"There are more than {_MOST:,} files below {path}: give "
-                                 "the folder that holds the text.")
-
 # %% ../nbs/appendix/documents.ipynb #d2554463
-def _held_out(read, split):
+def _held_out(read, split, advice):
     "Without a validation split, the first two of every forty documents are held out."
     count = 0
     for count, document in enumerate(read(), start=1):
@@ -199,106 +167,35 @@ def _held_out(read, split):
     if count < 4:
         raise ValueError(
             "A text without a validation split needs four documents, two to train on "
-            f"and two to hold out, and this one has {count}: give more text, with a "
-            "blank line between documents.")
-
-# %% ../nbs/appendix/documents.ipynb #31d24bc3
-def _hub_answers(source):
-    "Does the hub say anything about a data set, if only that there is none?"
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-    try: HfApi().dataset_info(source, timeout=10)
-    except (HfHubHTTPError, ValueError): return True  # no such data set; no such name
-    except Exception: return False  # whatever the network's libraries raise
-    return True
+            f"and two to hold out, and this one has {count}: give more text, {advice}.")
 
 
-def _open_kept(source, name):
-    "The splits of a data set of the hub as they were loaded before."
-    from datasets.packaged_modules.cache.cache import Cache
-    about = dict(repo_id=source, dataset_name=source.rpartition("/")[2], config_name=name)
-    try: return Cache(**about, version="auto", hash="auto").as_dataset()
-    except ValueError as error:
-        raise ConnectionError(f"the hub gave no answer; {error}") from None
-
-# %% ../nbs/appendix/documents.ipynb #a8374f65
-def _check_there(source):
-    "Refuse what reads as a path and leads nowhere: no name on the hub looks so."
-    path, text = Path(source), str(source)
-    named = path.suffix.lower() in (*TABLES, ".txt", ".md") or text[:1] in ("/", "~", ".")
-    if path.exists() or not (named or text.count("/") > 1): return
-    raise ValueError(f"There is no file or folder {text}: check its path.")
-
-
-def _open_data(source, name, streaming):
-    "The splits of a data set: from a local path, the hub, or what was kept of it."
-    import datasets
-    path = Path(source).absolute()
-    if path.is_file():
-        return datasets.load_dataset(str(path.parent), data_files=path.name,
-                                     streaming=streaming)
-    if path.exists(): source = path
-    elif not datasets.config.HF_HUB_OFFLINE and not _hub_answers(str(source)):
-        return _open_kept(str(source), name)
-    return datasets.load_dataset(str(source), name, streaming=streaming)
-
-# %% ../nbs/appendix/documents.ipynb #e45aa33c
-def load_table(
-    source: str | Path,  # a name on the hub, a folder in its layout, or a table
-    name: str | None = None,  # the configuration
-    streaming: bool = False,  # read as it comes, and kept nowhere
-) -> Any:  # split -> rows, as the library of data sets gives them
-    "The splits of a data set, by name or local path; ValueError with one sentence."
-    _check_there(source)
-    with warnings.catch_warnings():  # tqdm complains of a widget that nobody needs
-        warnings.simplefilter("ignore")
-        import datasets
-    bars = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try: return _open_data(source, name, streaming)
-    except Exception as error:
-        raise _systems(error) or _not_loaded(source, name, error) from None
-    finally:
-        if bars: datasets.enable_progress_bars()
-
-# %% ../nbs/appendix/documents.ipynb #f8178a5f
-_REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EIO}
-
-
-def _systems(error):
-    "The operating system's refusal behind `error`, if it was one."
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _REFUSALS: return error
-        error = error.__cause__ or error.__context__
-
-
-def _not_loaded(source, name, error):
-    "One sentence for whatever the library of data sets raises."
-    if type(error).__name__.startswith("DatasetGeneration") and error.__cause__:
-        error = error.__cause__  # it says what was wrong
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines[1:] and lines[0].startswith("An error occurred"): lines = lines[1:]
-    said = (lines or [""])[0].rstrip(".")[:160]
-    shown = source if name is None else f"{source}, {name}"
-    return ValueError(
-        f"The data set {shown} could not be loaded ({type(error).__name__}: {said}): "
-        "give the name of one on the Hugging Face hub (which needs the network, or "
-        "that it was loaded before), a folder in the hub's layout, a text file or a "
-        "folder of them, or stories.")
+_LINES = "with a blank line between documents"
+_ROWS = "a document a row, or documents with an empty row between them"
 
 # %% ../nbs/appendix/documents.ipynb #f6e2d74f
-def _texts(rows, column, source):
-    "The texts of a column, a thousand rows at a time."
+def _parts(rows, column, source):
+    "The cells of a column, a thousand rows at a time."
     count = 0
     try:
         for part in rows.iter(1000):
-            for text in part[column]:
-                yield text or ""
-                count += 1
+            yield part[column]
+            count += len(part[column])
     except Exception as error:
-        if told := _systems(error): raise told from None
+        if isinstance(rows, CsvRows): raise  # it has said what is wrong
+        if told := system_refusal(error): raise told from None
         raise ValueError(f"The data set {source} broke off after {count:,} rows "
                          f"({type(error).__name__}): try again.") from error
+
+
+def _texts(rows, column, source):
+    "The texts of a column; ValueError where a cell holds anything else."
+    for k, cell in enumerate(chain.from_iterable(_parts(rows, column, source)), start=1):
+        if not isinstance(cell, str | None):
+            raise ValueError(f"Row {k:,} of {source} has {short(cell)} in the column "
+                             f"{column}, which is no text ({type(cell).__name__}): name "
+                             "a column of texts with --text-column.")
+        yield cell or ""
 
 # %% ../nbs/appendix/documents.ipynb #4c448017
 def _load_rows(source, name, split, text_column, streaming):
@@ -335,19 +232,22 @@ def load_documents(
 ) -> Documents:  # iterate over it as often as you like
     "Read documents, lists of sentences; ValueError with a sentence if that fails."
     what, own = f"{source}, {split}", (name, text_column, streaming)
-    if str(source) == "stories":
+    if source == "stories":
+        if Path(source).exists():
+            warnings.warn("stories is the corpus that is built in, and not what is called "
+                          "so in this folder: give ./stories for that.", stacklevel=2)
         _check_unasked(source, *own)
         count = limit or (4000 if split == "train" else 400)
         told = [list(story.sentences) for story in stories(count, split=split)]
         return Documents(lambda: iter(told), what, limit)
-    if files := _text_files(Path(source)):
+    if files := text_files(Path(source)):
         for file in files: _check_text(file)
         _check_unasked(source, *own)
-        read, apart = lambda: _read_files(files), False
+        read, apart, parts = lambda: _read_files(files), False, _LINES
     else:
         rows, apart = _load_rows(source, name, split, text_column, streaming)
-        read = lambda: group_rows(rows(), whole=True)
-    kept = read if apart else (lambda: _held_out(read, split))
+        read, parts = lambda: group_rows(rows(), whole=True), _ROWS
+    kept = read if apart else (lambda: _held_out(read, split, parts))
     return Documents(kept, what, limit, cut_sentences)
 
 # %% ../nbs/appendix/documents.ipynb #3d0fc213

@@ -5,17 +5,17 @@
 # %% ../nbs/appendix/labels.ipynb #00bfe41e
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as short
 
 import numpy as np
 import torch
 
 from .core import seeded
-from .documents import TABLES, load_table
+from .tables import load_table
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'list_splits', 'read_examples', 'take_share', 'check_counts', 'hold_out']
@@ -40,13 +40,16 @@ class Examples:
 # %% ../nbs/appendix/labels.ipynb #073c64f6
 def _as_word(value):
     "A label as a word; None where there is none."
-    if value is None or value != value or value == "": return None
+    if value is None or value != value: return None
+    if not isinstance(value, str | int | float | np.integer):
+        raise ValueError(f"A label is {short(value)} ({type(value).__name__}), and classes "
+                         "are words or whole numbers: name the column that holds them.")
     if isinstance(value, float):
         if not value.is_integer():
             raise ValueError(f"A label is {value}, and classes are whole numbers or "
                              "words: nothing here does regression.")
         value = int(value)
-    return str(int(value)) if isinstance(value, bool) else str(value).strip()
+    return str(int(value) if isinstance(value, bool) else value).strip() or None
 
 # %% ../nbs/appendix/labels.ipynb #f3bbeb65
 def _check_words(words: list, what: str) -> None:
@@ -73,7 +76,7 @@ def _names_in(words: list[str], what: str) -> tuple[str, ...]:
         raise ValueError(f"{what} has {len(seen):,} different labels in "
                          f"{len(words):,} rows: is that the column of labels?")
     numeric = all(re.fullmatch(r"-?\d+", word) for word in seen)
-    return tuple(sorted(seen, key=int if numeric else None))
+    return tuple(sorted(seen, key=lambda word: (int(word) if numeric else 0, word)))
 
 # %% ../nbs/appendix/labels.ipynb #c4ff008a
 def number_labels(
@@ -91,62 +94,9 @@ def number_labels(
     place = {name: k for k, name in enumerate(names)}
     return np.array([place[word] for word in words]), names
 
-# %% ../nbs/appendix/labels.ipynb #301706cf
-def _csv_fault(problem: csv.Error) -> str:
-    "What Python's reader of tables means, and what to do."
-    if "unexpected end" in str(problem):
-        return "a double quote is opened and never closed, so close it or write it twice"
-    if "field limit" in str(problem):
-        return (f"a field has more than {csv.field_size_limit():,} characters, so shorten the "
-                "text, or close a double quote")
-    return f"{problem}; save it as a table with a first line of column names"
-
-
-def _read_csv(path: Path) -> dict[str, list]:  # column -> values
-    "The columns of a CSV or TSV file with a first line of names."
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            mark = "\t" if path.suffix.lower() == ".tsv" else ","
-            lines = csv.reader(file, delimiter=mark, strict=True)
-            names = next(lines, [])
-            rows = [(lines.line_num, row) for row in lines if row]
-    except UnicodeDecodeError:
-        raise ValueError(f"The file {path} isn't UTF-8 text: save it as a UTF-8 table with "
-                         "a first line of column names.") from None
-    except csv.Error as problem:
-        raise ValueError(f"The file {path} cannot be read: {_csv_fault(problem)}.") from None
-    other = [each for each in ";\t,|" if names[:1] and each in names[0]]
-    if len(names) == 1 and other:
-        raise ValueError(f"The first line of {path} is one column, with {other[0]!r} in its "
-                         f"name: separate columns by {mark!r}.")
-    if not rows: raise ValueError(f"The file {path} has no row below its first line.")
-    _check_widths(path, names, rows)
-    return {name: [row[k] for _, row in rows] for k, name in enumerate(names) if name}
-
-# %% ../nbs/appendix/labels.ipynb #e042ea4a
-def _check_widths(path: Path, names: list[str], rows: list[tuple]) -> None:
-    "Refuse two columns of one name, and a row with more or fewer fields than names."
-    if twice := {name for name in names if name and names.count(name) > 1}:
-        raise ValueError(f"The first line of {path} names the column {min(twice)!r} "
-                         "twice: give each column a name of its own.")
-    for line, row in rows:
-        if len(row) != len(names):
-            raise ValueError(f"Line {line} of {path} has {len(row)} fields, and the "
-                             f"first line names {len(names)} columns: put a text that "
-                             "holds a comma or a tab in double quotes.")
-
 # %% ../nbs/appendix/labels.ipynb #a2ead9f0
 def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     "Columns, the label names that are known, and the splits there are."
-    path = Path(dataset)
-    if path.is_file() and (kind := path.suffix.lower()) in (".csv", ".tsv"):
-        if name is not None:
-            raise ValueError(f"--name {name} is the configuration of a data set, and "
-                             f"{dataset} is one table: leave --name out.")
-        return (_read_csv(path) if split == "train" else {}), {}, ["train"]
-    if path.is_file() and kind not in TABLES:
-        raise ValueError(f"{path} is no table: give a CSV or TSV file with a first line of "
-                         "column names, or a Parquet or JSON Lines file.")
     tables = load_table(dataset, name)
     if split not in tables: return {}, {}, list(tables)
     table = tables[split]
@@ -184,16 +134,17 @@ def _texts(rows: list[list], wanted: list[str], what: str) -> tuple:
     for column, texts in zip(wanted, rows):
         for k, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"Row {k + 1} of {what} has {text!r} for a text in "
+                raise ValueError(f"Row {k + 1} of {what} has {short(text)} for a text in "
                                  f"the column {column}: fill it in or leave it out.")
     return tuple(rows[0]) if len(rows) == 1 else tuple(zip(*rows))
 
 # %% ../nbs/appendix/labels.ipynb #5f0f3227
 def _named(values: list, names: Sequence[str] | None) -> list:
     "Numbers as the names they stand for; what is no such number stays as it is."
-    if not names or {_as_word(value) for value in values} <= set(names): return values
-    numbers = all(str(v).isdigit() and int(v) < len(names) for v in values if v != -1)
-    return [names[int(v)] if v != -1 else v for v in values] if numbers else values
+    words, hidden = [_as_word(value) for value in values], {None, "-1"}
+    if not names or set(words) <= set(names): return values
+    known = {str(k): name for k, name in enumerate(names)}
+    return [known.get(word, word) for word in words] if set(words) <= {*known, *hidden} else values
 
 # %% ../nbs/appendix/labels.ipynb #c9e75738
 def read_examples(

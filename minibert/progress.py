@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from typing import TextIO
 
 from tqdm import tqdm
 
 from .core import in_a_line, plain
 
 # %% auto #0
-__all__ = ['shown', 'is_shown', 'say', 'clock_at', 'Progress', 'plain_table', 'print_table']
+__all__ = ['shown', 'is_shown', 'let_go', 'tell_stderr', 'say', 'clock_at', 'Progress', 'plain_table', 'print_table']
 
 # %% ../nbs/appendix/progress.ipynb #14bd70d7
 _SHOWN = ContextVar("shown", default=False)
@@ -34,12 +35,24 @@ def shown(flag: bool = True) -> Iterator[None]:
 
 def is_shown() -> bool:
     "Is progress asked for, and is this the first process of its run?"
-    return _SHOWN.get() and os.environ.get("RANK", "0") == "0"
+    first = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
+    return first and _SHOWN.get()
+
+
+def let_go(stream: TextIO) -> None:
+    "Point a stream that nobody reads any more at nothing, so that work goes on."
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def tell_stderr(line: str) -> None:
+    "Print a line on the error stream; where nobody reads it, nothing happens."
+    try: print(line, file=sys.stderr, flush=True)
+    except OSError: let_go(sys.stderr)
 
 
 def say(line: str) -> None:
     "Print a line of progress on the error stream, where progress is shown."
-    if is_shown(): print(in_a_line(line), file=sys.stderr, flush=True)
+    if is_shown(): tell_stderr(in_a_line(line))
 
 # %% ../nbs/appendix/progress.ipynb #1cd00beb
 def clock_at(seconds: float, now: datetime | None = None) -> str:
@@ -80,8 +93,8 @@ class Progress:
         if not self.bar.disable:
             self.bar.set_postfix_str(f"{told}{until}")
             return
-        print(f"step {self.done:,} of {self.total:,}: {told}; {rate:.3g} steps/s{until}",
-              file=sys.stderr, flush=True)
+        tell_stderr(f"step {self.done:,} of {self.total:,}: {told}; "
+                    f"{rate:.3g} steps/s{until}")
 
     def __enter__(self) -> Progress: return self
 
@@ -104,14 +117,19 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:  # the first row is the h
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    "A table with lines and a bold header in a terminal; plain text in a pipe."
+    "A table with lines and a bold header in a terminal with room; else plain text."
     rows = [[plain(word, "") for word in row] for row in rows]
     if not sys.stdout.isatty(): return print(plain_table(rows))
+    terminal = getattr(sys.stdout, "stream", sys.stdout)  # one that obeys rich's codes
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
     table = Table(*rows[0], header_style="bold")
     for column, side in zip(table.columns, _sides(rows)):
         column.justify = "right" if side == ">" else "left"
     for row in rows[1:]: table.add_row(*map(Text, row))
-    Console(file=sys.stdout, force_jupyter=False).print(table)
+    console = Console(file=terminal, force_jupyter=False)
+    needed = Measurement.get(console, console.options.update(max_width=10**4), table)
+    if needed.maximum > console.width: return print(plain_table(rows))
+    console.print(table)

@@ -1,5 +1,6 @@
 """T5 equals Hugging Face's, both versions, over drawn configurations: states, probs, logits, loss, every gradient, and what it writes."""
 import json
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from unittest.mock import patch
@@ -343,3 +344,19 @@ def test_dropout_stands_where_theirs_does():
         error = ((x.var(0) + y.var(0)) / len(x)).sqrt()
         assert (((x.mean(0) - y.mean(0)) / error).abs() < 6).all()
     assert not torch.equal(ours(ids, None, told).logits, ours(ids, None, told).logits)
+
+
+def test_dropout_takes_what_theirs_takes(monkeypatch):
+    "Every tensor that theirs drops from, ours drops from, and no other."
+    config, dropped = replace(SMALL, dropout_rate=0.5), []
+    ids, told = torch.randint(101, (3, 9), generator=seeded(1)), torch.randint(101, (3, 5), generator=seeded(2))
+    whole = torch.nn.functional.dropout
+
+    def watched(x, p=0.5, training=True, inplace=False):
+        if training and p: dropped[-1][tuple(x.shape)] += 1
+        return whole(x, p, training, inplace)
+    monkeypatch.setattr(torch.nn.functional, "dropout", watched)
+    for model in from_hf(reference(config, 2)), reference(config, 2):
+        dropped.append(Counter())
+        with exact_norms(): model.train()(input_ids=ids, decoder_input_ids=told, output_attentions=True)
+    assert dropped[0] == dropped[1] and len(dropped[0]) >= 6, dropped

@@ -13,7 +13,7 @@ from nbconvert import MarkdownExporter
 
 SUBJECTS = {
     "The ground": "core sums show diagrams recipe",
-    "Text": "text tokenizer_files vocabulary rows tokenizer_proofs other_tokenizers documents stories corpus labels labelled bags",
+    "Text": "text tokenizer_files vocabulary rows tokenizer_proofs other_tokenizers tables documents stories corpus labels labelled bags",
     "Models": "config_files memory inputs embeddings_proofs rotary attention_parts parts encoder_proofs model_proofs losses asking heads_proofs "
               "families files weights_proofs parity_parts classifier_parts classifiers compare compared",
     "Examples": "masking_proofs pairs_parts pairs_proofs windows prompts spans gaps writing side_by_side",
