@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import platform
 import re
+import shlex
 import signal
 import threading
 import time
@@ -29,7 +30,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
            'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'named_once', 'read_json', 'in_words',
-           'plain', 'in_a_line', 'going_on', 'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16',
+           'plain', 'typed', 'in_a_line', 'going_on', 'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16',
            'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
@@ -259,6 +260,15 @@ def plain(text: str, kept: str = "\t\n") -> str:
     return re.sub("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", escaped, text)
 
 
+def typed(path: str | Path) -> str:
+    "A path as a shell takes it: quoted, never like an option, odd bytes as numbers."
+    text = os.path.join(".", path) if str(path).startswith("-") else str(path)
+    if text.isprintable(): return shlex.quote(text)
+    parts = (part if part.isprintable() and part not in "\\'" else
+             "".join(f"\\x{byte:02x}" for byte in os.fsencode(part)) for part in text)
+    return f"$'{''.join(parts)}'"
+
+
 def _cut(text: str, most: int) -> str:
     "The two ends of a text that is longer than `most`."
     return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 2:]}"
@@ -273,7 +283,7 @@ def in_a_line(text: Any) -> str:
 @contextmanager
 def going_on(command: str, folder: str | Path) -> Iterator[None]:
     "Whoever is stopped meanwhile, by the system or by Ctrl-C, hears how a run goes on."
-    way = f"go on with minibert {command} --resume {folder}"
+    way = f"go on with minibert {command} --resume {typed(folder)}"
     try: yield
     except (OSError, MemoryError, RuntimeError) as problem:
         said = in_words(problem)
