@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -25,13 +24,13 @@ __all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', '
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
-from .core import in_a_line, in_words, plain
+from .core import in_a_line, in_words, plain, typed
 from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
 from .progress import is_shown, let_go, print_table, say, shown, tell_stderr
-from .recipe import as_yaml
+from .recipe import as_record, as_yaml
 
 # %% ../nbs/appendix/cli.ipynb #836d1feb
 def print_found(options: Output, found: dict, *words: str | list) -> None:
@@ -44,7 +43,7 @@ def print_found(options: Output, found: dict, *words: str | list) -> None:
 # %% ../nbs/appendix/cli.ipynb #6e6ab957
 def ask_more(summary: dict, kind: str, folder: Any) -> str:
     "A command that asks a new model something, to be copied into the shell."
-    place = shlex.quote(str(folder))
+    place = typed(folder)
     if ask := KINDS[kind].ask: return f"minibert {ask.format(place)}"
     if "mlm_loss" in summary: return f'minibert fill-mask {place} "the [MASK] was red ."'
     return f'minibert next-sentence {place} "Tom was hungry." "He ate."'
@@ -56,7 +55,7 @@ def run_pretrain(options: Pretrain) -> None:
     check_backend(options)
     check_kind(options)
     if options.print_config:
-        return print_found(options, asdict(options), *as_yaml(options).splitlines())
+        return print_found(options, as_record(options), *as_yaml(options).splitlines())
     say(f"Opening {options.resume} ..." if options.resume else
         f"Reading {'the stories' if options.dataset == 'stories' else options.dataset} ...")
     from minibert.core import going_on, keep_freed_memory
@@ -191,7 +190,7 @@ def run_finetune(options: Finetune) -> None:
             told = resume_finetuning(folder, is_shown(), run=options.run,
                                      dataset=options.dataset)
     if join_processes()[0]: return
-    ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
+    ask = f'minibert classify {typed(folder)} "a text"'
     more = [] if options.quiet else [f"  {ask}"]
     print_found(options, dict(folder=str(folder)) | told, accuracy_rows(told), "",
                 f"Saved in {folder}." + (" Ask it:" if more else ""), *more)

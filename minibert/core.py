@@ -30,8 +30,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
            'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'named_once', 'read_json', 'in_words',
-           'plain', 'in_a_line', 'list_checkpoints', 'way_on', 'going_on', 'deaf_children', 'seeded', 'bfloat16_ratio',
-           'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
+           'plain', 'typed', 'in_a_line', 'list_checkpoints', 'way_on', 'going_on', 'deaf_children', 'seeded',
+           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory',
+           'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -260,6 +261,15 @@ def plain(text: str, kept: str = "\t\n") -> str:
     return re.sub("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", escaped, text)
 
 
+def typed(path: str | Path) -> str:
+    "A path as a shell takes it: quoted, never like an option, odd bytes as numbers."
+    text = os.path.join(".", path) if str(path).startswith("-") else str(path)
+    if text.isprintable(): return shlex.quote(text)
+    parts = (part if part.isprintable() and part not in "\\'" else
+             "".join(f"\\x{byte:02x}" for byte in os.fsencode(part)) for part in text)
+    return f"$'{''.join(parts)}'"
+
+
 def _cut(text: str, most: int) -> str:
     "The two ends of a text that is longer than `most`."
     return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 2:]}"
@@ -284,7 +294,7 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
 def way_on(folder: str | Path, command: str = "") -> str:
     "How a run goes on, to be copied into a shell."
     begin = f"minibert {command} " if command else ""
-    return f"go on with {begin}--resume {shlex.quote(str(folder))}"
+    return f"go on with {begin}--resume {typed(folder)}"
 
 
 @contextmanager

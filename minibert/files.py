@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from .config_files import read_config
@@ -30,8 +30,8 @@ from .families import (
 from .sums import check_sum, drop_sums, keep_sums
 
 # %% auto #0
-__all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'read_tensors', 'find_checkpoint', 'read_all', 'checked_state',
-           'their_state', 'write_model', 'build_model', 'read_weights', 'whole_folder']
+__all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'load_tensors', 'read_tensors', 'find_checkpoint', 'read_all',
+           'checked_state', 'their_state', 'write_model', 'build_model', 'read_weights', 'whole_folder']
 
 # %% ../nbs/appendix/files.ipynb #c1f0a009
 def read_sizes(
@@ -82,13 +82,20 @@ def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # 
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.EIO)
 
 
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    "The tensors of a safetensors file, in a folder of any name: its library wants UTF-8."
+    try: str(path).encode()
+    except UnicodeEncodeError: return load(Path(path).read_bytes())
+    return load_file(path)
+
+
 def _read_file(path: Path) -> dict[str, Tensor]:
     "The tensors of one file; a pickle is read as data and never run."
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}: the checkpoint is not whole.")
     try:
         path.open("rb").close()
-        if path.suffix == ".safetensors": state = load_file(path)
+        if path.suffix == ".safetensors": state = load_tensors(path)
         else: state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(f"{path} is damaged, or holds more than tensors and could run "

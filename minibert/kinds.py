@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .config import SIZES, BertConfig
 from .families import family_of, resolve
 from .recipe import (
-    BACKENDS, STARTED, PretrainOptions, TrainingConfig, read_objectives)
+    BACKENDS, RECIPES, STARTED, PretrainOptions, TrainingConfig, read_objectives)
 from .text import SPECIALS
 
 if TYPE_CHECKING:  # the table of models is read before NumPy is needed
@@ -142,9 +142,10 @@ def check_kind(options: PretrainOptions) -> None:
     default = {f.name: f.default for f in fields(PretrainOptions)} | kind.own
     for name in kind.only:
         if (value := getattr(options, name)) not in (default[name], None):
-            flag = name.replace("_", "-")
-            raise ValueError(f"A {options.model} has no {name} {value}: leave out "
-                             f"--{flag}, or train another --model.")
+            recipe = getattr(options, "recipe", "own")
+            lot = f"the recipe {recipe}" if RECIPES[recipe].get(name) == value else name
+            raise ValueError(f"A {options.model} has no {name} {value}: leave {lot} out, "
+                             "or train another --model.")
     if options.model == "bert": read_objectives(options.objectives)
 
 # %% ../nbs/appendix/kinds.ipynb #7ed72bcc
@@ -166,10 +167,10 @@ def check_backend(options: PretrainOptions) -> None:
 def check_start(options: PretrainOptions) -> None:
     "Refuse sizes beside a start, and none without: ValueError naming the option."
     for name in STARTED:
-        value, flag = getattr(options, name), "--" + name.replace("_", "-")
+        value = getattr(options, name)
         if options.start is not None and value is not None:
-            raise ValueError(f"{flag} {value} is asked of a new model, and --start goes "
-                             f"on with that of {options.start}: leave {flag} out.")
+            raise ValueError(f"{name} is {value}, for a new model, and this run goes on "
+                             f"with that of {options.start}: leave {name} out.")
         if options.start is None and value is None and name != "max_position_embeddings":
-            raise ValueError(f"{flag} is None, which only a run with --start has from "
+            raise ValueError(f"{name} is None, which only a run with --start has from "
                              "its model: give one.")

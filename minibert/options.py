@@ -6,19 +6,14 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import io
 import os
 import re
-import shutil
-import textwrap
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
@@ -26,22 +21,36 @@ import tyro
 from .core import (
     AtLeastZero, Batch, Bounds, Count, Name, Positive, Share, Whole, check_fields)
 from .kinds import KINDS
+from .manual import WORDS, help_for, help_for_all, places
 from .recipe import (
-    BACKENDS, RECIPES, STARTED, FinetuneConfig, PretrainOptions, check_effect,
-    options_file, read_options, unmade, written_by_hand)
+    BACKENDS, NEEDS, RECIPES, STARTED, FinetuneConfig, PretrainOptions, check_effect,
+    nearest, options_file, read_options, unmade, written_by_hand)
 
 # %% auto #0
-__all__ = ['DESCRIPTION', 'COMMANDS', 'EXAMPLES', 'WORDS', 'GROUPS', 'TELLS', 'Output', 'Pretrain', 'Options', 'Evaluate',
-           'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Bench', 'Probe', 'Inspect', 'Classify',
-           'Runs', 'Compare', 'began_with', 'look_for', 'given_by_hand', 'default_options', 'refuse_rest', 'parse',
-           'comments', 'help_for', 'help_for_all']
+__all__ = ['COMMANDS', 'Output', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune',
+           'Bench', 'Probe', 'Inspect', 'Classify', 'Runs', 'Compare', 'began_with', 'look_for', 'before_dashes',
+           'given_by_hand', 'default_options', 'refuse_rest', 'parse']
 
 # %% ../nbs/appendix/options.ipynb #347a0fb7
+class _Utf8(Bounds):
+    "A text that UTF-8 can write; above: one that isn't empty."
+
+    def __contains__(self, value: str) -> bool:
+        if self.above and not value.strip() or "\0" in value: return False
+        return not re.search("[\ud800-\udfff]", value)
+
+
+_Said = Annotated[str, _Utf8(above=True, words="a text that isn't empty, in UTF-8 (set a "
+                             "UTF-8 locale)")]
+_Empty = Annotated[str, _Utf8(words="a text in UTF-8 (set a UTF-8 locale)")]
 _Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
 _Run = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 _Asked = Annotated[Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-_Text = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-_Any = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Text = Annotated[_Said, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Any = Annotated[_Empty, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+_Pair = Annotated[_Said | None, tyro.constructors.PrimitiveConstructorSpec(
+    1, "PAIR", lambda words: words[0], lambda value: value is None or isinstance(value, str),
+    lambda value: [str(value)])]  # "None" is a text, too
 _Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
 
 
@@ -168,7 +177,7 @@ class Inspect(Options):
     run: _Run  # a run's folder, or a model's name on the hub
     text: _Text  # a [MASK] in it is guessed layer by layer
     out: Name  # a new folder for the pictures and index.html
-    pair: Name | None = None  # a second sentence
+    pair: _Pair = None  # a second sentence
 
 
 @dataclass(frozen=True)
@@ -177,7 +186,7 @@ class Classify(Options):
 
     run: _Run  # a folder that finetune made, or a model's name
     text: _Text  # the text
-    pair: Name | None = None  # the second text, for tasks about two
+    pair: _Pair = None  # the second text, for tasks about two
 
 # %% ../nbs/appendix/options.ipynb #c620d907
 @dataclass(frozen=True)
@@ -197,8 +206,6 @@ class Compare(Options):
     out: Name | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
 
 # %% ../nbs/appendix/options.ipynb #037c376b
-DESCRIPTION = """BERT from scratch, from the command line. Options may also stand in a
-YAML file, a line each, read by --config FILE; those given by hand are stronger."""
 COMMANDS = {
     "pretrain": Pretrain,
     "evaluate": Evaluate,
@@ -214,28 +221,6 @@ COMMANDS = {
     "runs": Runs,
     "compare": Compare,
 }
-EXAMPLES = {  # what follows `minibert`
-    "pretrain": ("pretrain --minutes 10",
-                 "pretrain --dataset my_texts/ --size mini --out runs/mine"),
-    "evaluate": ("evaluate runs/1", "evaluate runs/1 --dataset another.txt --json"),
-    "fill-mask": ('fill-mask runs/1 "the [MASK] was red ."',
-                  'fill-mask bert-base-uncased "Paris is the [MASK] of France." --k 3'),
-    "next-sentence": ('next-sentence runs/1 "Tom was hungry." "He ate."',
-                      'next-sentence runs/1 "Tom was hungry." "It rained." --json'),
-    "generate": ('generate runs/2 "one morning"',
-                 'generate runs/2 "" --samples 3 --temperature 1'),
-    "parity": ("parity runs/1", "parity bert-base-uncased --out parity"),
-    "finetune": ("finetune runs/1 --dataset moods.csv",
-                 "finetune --resume runs/3"),
-    "classify": ('classify runs/3 "What a day!"',
-                 'classify runs/4 "It rained." --pair "It was dry."'),
-    "inspect": ('inspect runs/1 "the [MASK] was red ." --out page',
-                'inspect runs/1 "Tom was hungry." --pair "He ate." --out pair'),
-    "probe": ("probe runs/1", "probe runs/1 --dataset ud_english/ --out probed"),
-    "bench": ("bench --minutes 2", "bench --size base --out bench.json"),
-    "runs": ("runs", "runs elsewhere/runs --json"),
-    "compare": ("compare runs/1 runs/2", "compare runs/1 runs/2 --out curves.png"),
-}
 
 # %% ../nbs/appendix/options.ipynb #a7c10e55
 def began_with(folder: str | Path | None, kind: type) -> dict:
@@ -246,7 +231,6 @@ def began_with(folder: str | Path | None, kind: type) -> dict:
     return {name: value for name, value in options.items() if name not in ("run", "out")}
 
 # %% ../nbs/appendix/options.ipynb #c471d2ed
-WORDS = {"run", "text", "a", "b", "checkpoint", "folder"}  # positional, in every command
 _NO_VALUE = "stands without its value: give one, and --NAME=VALUE where it begins with a dash."
 
 
@@ -261,15 +245,32 @@ def look_for(words: list[str], *flags: str) -> tuple[dict, list[str]]:
     return vars(found), rest
 
 
+def before_dashes(words: list[str]) -> list[str]:
+    "The words that may be options: behind a -- none is."
+    return words[:words.index("--")] if "--" in words else words
+
+
 def given_by_hand(kind: type, words: list[str]) -> set[str]:  # names of fields
     "The options that are flags among the words; ValueError for one that is there twice."
-    ends = words.index("--") if "--" in words else len(words)
-    flags = [word[2:].partition("=")[0].replace("-", "_") for word in words[:ends] if word[:2] == "--"]
+    flags = [word[2:].partition("=")[0].replace("-", "_") for word in before_dashes(words)
+             if word[:2] == "--"]
     names = ["learning_rate" if flag == "lr" else flag.removeprefix("no_") for flag in flags]
     for name in ("config", *(each.name for each in fields(kind))):
         if names.count(name) > 1 and name not in WORDS:
             raise ValueError(f"--{name.replace('_', '-')} is given twice: give one.")
     return {*names}
+
+
+def _overruled(in_file: dict, model: str | None, by_hand: set[str]) -> set[str]:
+    "What a file says and a flag has made void: other steps, another model's choices."
+    void = {"minutes"} if "steps" in by_hand else set()
+    if model is None or model == in_file.get("model", "bert"): return void
+    only = [names.split() for names, other, wanted in NEEDS
+            if other == "model" and wanted != model]
+    return void.union(["objectives"], *only)
+
+
+_BY_HAND = {"resume", "print_config"}  # they ask for one call, and a file is for many
 
 
 def default_options(kind: type, words: list[str], path: str | None) -> Any:
@@ -280,6 +281,11 @@ def default_options(kind: type, words: list[str], path: str | None) -> Any:
     for name in in_file.keys() & WORDS:
         raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
                          "give it on the command line.")
+    for name in in_file.keys() & _BY_HAND:
+        raise ValueError(f"{path} has {name!r}, which is given by hand alone: leave it out, "
+                         f"and give --{name.replace('_', '-')} on the command line.")
+    for name in _overruled(in_file, found["model"], given_by_hand(kind, words)):
+        in_file.pop(name, None)
     options, by_hand = began_with(found["resume"], kind), {}
     if kind is Pretrain:
         model = found["model"] or in_file.get("model")
@@ -289,7 +295,8 @@ def default_options(kind: type, words: list[str], path: str | None) -> Any:
             else: options |= bundles.get(in_file.get(name), {})
         if found["start"]: by_hand |= STARTED
         elif in_file.get("start"): options |= STARTED
-    written = written_by_hand(in_file, kind.__bases__[-1])
+    own = [base for base in (PretrainOptions, FinetuneConfig, kind) if issubclass(kind, base)]
+    written = written_by_hand(in_file, own[0])
     check_effect(unmade(kind, options | in_file, None), written, path)
     return unmade(kind, options | in_file | by_hand, tyro.MISSING)
 
@@ -299,7 +306,7 @@ def refuse_rest(command: str, rest: list[str]) -> None:
     if not rest: return
     kind, help_ = COMMANDS[command], f"minibert {command} --help explains its options."
     if not rest[0].startswith("-"):
-        words, left = [name.upper() for name in get_type_hints(kind) if name in WORDS], " ".join(rest)
+        words, left = [*places(kind).values()], " ".join(rest)
         takes = " and ".join(words) if words else "options alone"
         advice = ("put the text in quotes" if "TEXT" in words or kind is NextSentence else
                   "leave it out; a table is given by --dataset" if kind is Finetune else
@@ -312,19 +319,24 @@ def refuse_rest(command: str, rest: list[str]) -> None:
     if flag in known:
         raise ValueError(f"{flag} is no option where it stands: put it before the --, and "
                          f"give no value to a switch. {help_}")
-    near = get_close_matches(flag.lower(), known, n=1)
-    advice = f"did you mean {near[0]}? " if near else ""
+    if flag in ("--version", "-v", "-V"):
+        raise ValueError(f"{command} has no option {flag}: minibert --version prints the version.")
+    near = nearest(flag.lower().strip("-"), [name[2:] for name in known])
+    advice = f"did you mean --{near}? " if near else ""
     raise ValueError(f"{command} has no option {flag}: {advice}{help_}")
 
 
-def _in_a_sentence(kind: type, command: str, heard: str) -> str:
+def _in_a_sentence(kind: type, command: str, heard: str, given: list[str]) -> str:
     "What tyro printed in a box, as one sentence that names the option."
     lines = [line.strip(" │╭╮╰╯─") for line in heard.splitlines()]
     lines = [line for line in lines[1:] if not re.fullmatch("-{5,}", line)]
     ends = [k for k, line in enumerate(lines) if line.startswith(("Argument help", "For full"))]
     said = " ".join(lines[:min(ends, default=len(lines))]).strip()
     if found := re.match(r"Error parsing --?(\S+): (.*) '?(.*?)'?$", said):
-        flag, why, value = found[1].split("/")[0], found[2], found[3]
+        names = [name.strip("-") for name in found[1].split("/")]
+        typed = {word.split("=")[0].strip("-").replace("_", "-") for word in given}
+        flag = next((name for name in names if name in typed), names[-1])
+        why, value = found[2], found[3]
         if "invalid literal" in why: return f"--{flag} is {value!r}: give a whole number."
         if "to float" in why: return f"--{flag} is {value!r}: give a number, as 0.5."
     if found := re.match(r"invalid choice '(.*)' for argument '--(\S+)'", said):
@@ -340,13 +352,16 @@ def _in_a_sentence(kind: type, command: str, heard: str) -> str:
     if said.startswith("Missing from"):
         names = [line.split()[0] for line in lines if re.fullmatch(r"[A-Z]+|--[\w-]+ [A-Z]+", line)]
         return f"{command} needs {' and '.join(names)}: give {'them' if names[1:] else 'it'}."
-    return re.sub(rf"^Error parsing {kind.__name__}: ", "", said)
+    said = re.sub(rf"^Error parsing {kind.__name__}: ", "", said)
+    return re.sub(r"^(\w+) is ", lambda found: f"{places(kind).get(found[1], found[1])} is ", said)
 
 
 def _ask_tyro(kind: type, command: str, words: list[str], default: Any) -> tuple:
     "The options and the words left over; ValueError for what tyro refuses."
-    given = [word for word in words  # a file has switched it on already
+    ours = before_dashes(words)
+    given = [word for word in ours  # a file has switched it on already
              if word not in ("--json", "--quiet") or not getattr(default, word[2:])]
+    given += words[len(ours):]
     heard, width = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "10000"  # a sentence is not folded
     try:
@@ -358,7 +373,7 @@ def _ask_tyro(kind: type, command: str, words: list[str], default: Any) -> tuple
     finally:
         os.environ.pop("COLUMNS")
         if width is not None: os.environ["COLUMNS"] = width
-    raise ValueError(f"{_in_a_sentence(kind, command, heard.getvalue())} minibert {command} "
+    raise ValueError(f"{_in_a_sentence(kind, command, heard.getvalue(), given)} minibert {command} "
                      "--help explains its options.")
 
 
@@ -372,14 +387,20 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
     command = words[0] if words else ""
     if command in COMMANDS:
         kind = COMMANDS[command]
-        by_hand = given_by_hand(kind, by_hand)
+        by_hand, names = given_by_hand(kind, by_hand), places(kind)
+        for name in by_hand & names.keys():
+            raise ValueError(f"{names[name]} is given without a flag: minibert {command} "
+                             f"{' '.join(names.values())}, and the options behind.")
         default = default_options(kind, words, found["config"])
-        if {"-h", "--help"} & {*words}:
+        if {"-h", "--help"} & {*before_dashes(words)}:
             print(help_for(command, default), end="")
             raise SystemExit(0)
         if words[1:] and words[1].startswith("--tyro"): refuse_rest(command, words[1:])
         options, rest = _ask_tyro(kind, command, words[1:], default)
         refuse_rest(command, rest)
+        for name in by_hand:
+            if getattr(options, name, None) == ():
+                raise ValueError(f"--{name.replace('_', '-')} {_NO_VALUE}")
         check_effect(options, by_hand)
         return options
     if command in _COMPLETION:
@@ -391,108 +412,16 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
                  for name, kind in COMMANDS.items()]
         return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)
     if command in ("-h", "--help"):
-        print(help_for_all(), end="")
+        print(help_for_all(COMMANDS), end="")
         raise SystemExit(0)
     if command == "--version":
         raise ValueError("--version stands alone: leave out the other words.")
+    if command in ("-v", "-V", "version"):
+        raise ValueError(f"There is no {command}: minibert --version prints the version.")
     if command.startswith("-"):
         raise ValueError(f"{command} stands before the command: write the command "
                          "first. minibert --help lists the commands.")
-    near = get_close_matches(command.lower(), COMMANDS, n=1)
+    near = nearest(command.lower(), COMMANDS)
     raise ValueError((f"There is no command {command!r}" if command else "No command is given")
-                     + (f": did you mean {near[0]}?" if near else ":")
+                     + (f": did you mean {near}?" if near else ":")
                      + " minibert --help lists the commands.")
-
-# %% ../nbs/appendix/options.ipynb #1b46b1ba
-GROUPS = {  # the other options are the training's, or the question's
-    "data": "dataset name text_column text_pair_column label_column label_names "
-            "validation_split streaming processes share",
-    "model": "start model size vocab_size max_position_embeddings positions dropout "
-             "backend pooling frozen",
-    "output": "out print_config watch tensorboard log_steps checkpoint_steps "
-              "checkpoint_minutes keep_checkpoints json quiet",
-}
-
-
-def comments(kind: type) -> dict[str, str]:  # field -> what is said of it
-    "The comments behind the fields of a dataclass and of those that it inherits from."
-    found = {}
-    for base in reversed(kind.__mro__):
-        if is_dataclass(base):
-            found |= re.findall(r"^ {4}(\w+): (?:.|\n {8})*?  # (.+)$",
-                                inspect.getsource(base), re.M)
-    return found
-
-# %% ../nbs/appendix/options.ipynb #6689129d
-def _takes(wanted: Any, name: str) -> str:
-    "What stands behind a flag in its help; nothing for a switch."
-    if get_origin(wanted) is Annotated:
-        names = [m.metavar for m in wanted.__metadata__ if getattr(m, "metavar", None)]
-        return names[-1] if names else _takes(get_args(wanted)[0], name)
-    options = [part for part in get_args(wanted) if part is not NoneType]
-    if get_origin(wanted) is Literal: return "{" + ",".join(map(str, options)) + "}"
-    if wanted is bool: return ""
-    if wanted in (int, float): return "N"
-    if options and not isinstance(options[0], type): return _takes(options[0], name)
-    if options and get_origin(wanted) is not tuple: return _takes(options[0], name)
-    return name.split("_")[-1].upper() + (" ..." if get_origin(wanted) is tuple else "")
-
-
-def _entries(options: Any) -> dict[str, list[tuple[str, str]]]:  # group -> flag, words
-    "The options of a command in groups; each with what it takes, and its words."
-    kind, said = type(options), comments(type(options))
-    hints = get_type_hints(kind, include_extras=True)
-    group_of = {name: group for group, names in GROUPS.items() for name in names.split()}
-    rest = "training" if "learning_rate" in hints else "question"
-    groups = {name: [] for name in ("what is asked", "data", "model", rest, "output")}
-    for each in fields(kind):
-        name, value = each.name, getattr(options, each.name)
-        takes = _takes(hints[name], name)
-        if name in WORDS and name != "name":
-            groups["what is asked"].append((takes, said[name]))
-            continue
-        flag = "--" + name.replace("_", "-") + (", --lr" if "--lr" in str(hints[name]) else "")
-        known = value in (None, "", ()) or value is False or "default" in said[name]
-        must = " (required)" if value is tyro.MISSING else ""
-        words = said[name] + (must if known or must else f" (default: {value})")
-        groups[group_of.get(name, rest)].append((f"{flag} {takes}".rstrip(), words))
-    return {name: entries for name, entries in groups.items() if entries}
-
-# %% ../nbs/appendix/options.ipynb #98606054
-def help_for(command: str, options: Any) -> str:
-    "The help of a command, its options in groups, with two examples."
-    width, kind = min(shutil.get_terminal_size().columns, 100), type(options)
-    groups = _entries(options)
-    words = [takes for takes, _ in groups.get("what is asked", [])]
-    lines = [" ".join(["usage: minibert", command, *words, "[options]"]), "",
-             kind.__doc__]
-    for name, entries in groups.items():
-        lines += ["", f"{name}:"]
-        for flag, said in entries:
-            first = f"  {flag:26}" if len(flag) < 25 else f"  {flag}\n{'':28}"
-            folded = textwrap.wrap(said, max(width - 28, 30))
-            lines.append(first + f"\n{'':28}".join(folded))
-    if command == "pretrain": lines += ["", "A switch that is on is switched off by --no-NAME."]
-    lines += ["", "examples:", *(f"  minibert {line}" for line in EXAMPLES[command])]
-    return "\n".join(lines) + "\n"
-
-# %% ../nbs/appendix/options.ipynb #ea31d002
-TELLS = """exit codes: 0 done, 1 a check says no, 2 a mistake in what was given, 130 stopped.
-MINIBERT_DEBUG=1 shows where in the code a mistake was found.
-Completion in a shell: minibert --tyro-write-completion bash FILE, and source FILE.
-"""
-_SECTIONS = {
-    "train": "pretrain finetune", "measure": "evaluate runs compare parity probe bench",
-    "ask": "fill-mask next-sentence generate classify inspect"}
-
-
-def help_for_all() -> str:
-    "The help of `minibert` itself."
-    lines = ["usage: minibert COMMAND [options]", "", DESCRIPTION]
-    for name, commands in _SECTIONS.items():
-        lines += ["", f"{name}:"]
-        lines += [f"  {command:15}{COMMANDS[command].__doc__}"
-                  for command in commands.split()]
-    return "\n".join([*lines, "", "  --version      Print the version.", "",
-                      "minibert COMMAND --help explains a command, with two examples.",
-                      TELLS])

@@ -5,6 +5,7 @@
 # %% ../nbs/appendix/recipe.ipynb #b8c79a9b
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
@@ -21,7 +22,7 @@ from .core import (
 # %% auto #0
 __all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'OBJECTIVES', 'NEEDS', 'TrainingConfig', 'check_training', 'schedule_at',
            'PretrainOptions', 'read_objectives', 'FinetuneConfig', 'check_effect', 'unmade', 'written_by_hand',
-           'read_options', 'options_file', 'as_yaml']
+           'nearest', 'read_options', 'options_file', 'as_record', 'as_yaml']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
 @dataclass(frozen=True)
@@ -200,17 +201,19 @@ def _check_options(options: FinetuneConfig) -> None:
         raise ValueError("validation_split is 'train', and those are the texts that "
                          "are learned from: give another split; where there is none, "
                          "leave the option out, and a tenth is set aside.")
-    if names and (len(set(names)) < max(2, len(names)) or "" in names):
+    words = {name.strip() for name in names}  # as a table's words are compared
+    if names and (len(words) < max(2, len(names)) or "" in words):
         raise ValueError(f"label_names is {names}: give two or more different words.")
 
 # %% ../nbs/appendix/recipe.ipynb #c83e5d14
-NEEDS = (  # options, another one, and its value without which they do nothing
+NEEDS = (  # options, another one, and its value (or range) without which they do nothing
     ("mask_probability whole_words short_probability positions", "model", "bert"),
     ("mask_probability whole_words", "objectives", "mlm"),
     ("muon_learning_rate", "optimizer", "muon"),
     ("cooldown", "schedule", "trapezoid"),
     ("checkpoint_steps checkpoint_minutes keep_checkpoints", "backend", "torch"),
     ("steps", "minutes", None),
+    ("top_k top_p seed samples", "temperature", Bounds(0, above=True)),
     ("epochs batch_size gradient_accumulation_steps learning_rate dropout precision measures",
      "frozen", False),
 )
@@ -223,12 +226,16 @@ def check_effect(
 ) -> None:
     "Refuse what was given by hand and does nothing: ValueError saying what it belongs to."
     for names, other, wanted in NEEDS:
-        now = str(getattr(options, other, wanted))
+        now = getattr(options, other, wanted)
         idle = [name for name in names.split() if name in named]
-        if not idle or str(wanted) in map(str.strip, now.split(",")): continue
-        one, two = (name if path else "--" + name.replace("_", "-") for name in (idle[0], other))
+        right = (now is wanted or now in wanted if isinstance(wanted, Bounds) else
+                 str(wanted) in map(str.strip, str(now).split(",")))
+        if not idle or right: continue
+        one, two = (name if path or name not in named and not wanted else
+                    "--" + name.replace("_", "-") for name in (idle[0], other))
+        if isinstance(wanted, Bounds): two = f"{two} {now:g}"
         told = (f"belongs to {two} {wanted}, and {two} is {now}: leave it out, or choose {wanted}"
-                if wanted else f"does nothing beside {two}: leave one of them out")
+                if isinstance(wanted, str) else f"does nothing beside {two}: leave one of them out")
         raise ValueError(f"{f'In {path}, ' if path else ''}{one} {told}.")
 
 # %% ../nbs/appendix/recipe.ipynb #e3ed2179
@@ -289,6 +296,10 @@ class _Words(yaml.SafeLoader):
         super().__init__(read_text(path))
         self.name = str(path)
 
+    def construct_scalar(self, node):  # a block ends its last line, too
+        word = super().construct_scalar(node)
+        return word.strip("\n") if node.style in ("|", ">") else word
+
     def construct_mapping(self, node, deep=False):
         return named_once(self.construct_pairs(node, deep=True), self.name)
 
@@ -308,6 +319,21 @@ def _read_mapping(path: str | Path) -> dict:
     return given
 
 # %% ../nbs/appendix/recipe.ipynb #b7611f8b
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    "The name that somebody may have meant: one that begins so, or one much like it."
+    begun = [name for name in names if len(word) > 2 and name.startswith(word)]
+    return next(iter(begun or get_close_matches(word, names, n=1, cutoff=0.75)), None)
+
+
+def _check_letters(value: Any, name: str, path: str | Path) -> None:
+    "Refuse half of a pair of surrogates, which no file's name can hold: ValueError."
+    try: os.fsencode("".join(word for word in (value if isinstance(value, tuple) else [value])
+                             if isinstance(word, str)))
+    except UnicodeEncodeError:
+        raise ValueError(f"In {path}, {name} is {value!r}, which holds half a letter (an "
+                         "unpaired surrogate): write the whole letter.") from None
+
+
 def read_options(
     path: str | Path,  # a YAML or JSON file
     kind: type,  # the dataclass whose fields it gives
@@ -318,10 +344,11 @@ def read_options(
     for key, value in _read_mapping(path).items():
         name = key.replace("-", "_")
         if name not in wanted:
-            near = ["learning_rate"] if name == "lr" else get_close_matches(name.lower(), wanted, n=1)
+            near = "learning_rate" if name == "lr" else nearest(name.lower(), wanted)
             raise ValueError(f"{path} has {key!r}, which is no option: "
-                             + (f"write {near[0]}." if near else "leave it out."))
+                             + (f"write {near}." if near else "leave it out."))
         options.append((name, _meant(value, wanted[name])))
+        _check_letters(options[-1][1], name, path)
     options = named_once(options, path)
     if whole and (lost := wanted.keys() - options.keys()):
         raise ValueError(f"{path} lacks {min(lost)}, so it isn't as the run wrote it: copy "
@@ -342,8 +369,11 @@ def options_file(folder: str | Path, kind: type) -> Path:
     return path
 
 
+def as_record(options: PretrainOptions) -> dict:
+    "All options of a run, without those that only say how the command answers."
+    return {field.name: getattr(options, field.name) for field in fields(PretrainOptions)}
+
+
 def as_yaml(options: PretrainOptions) -> str:
     "All options of a run as the lines of a file."
-    values = {field.name: getattr(options, field.name)
-              for field in fields(PretrainOptions)}
-    return yaml.safe_dump(values, sort_keys=False)
+    return yaml.safe_dump(as_record(options), sort_keys=False)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .callbacks import Callback, join_figures
@@ -22,7 +21,7 @@ from .checkpoints import (
     restore_optimizers_, save_checkpoint)
 from .core import choose_precision, list_checkpoints, way_on
 from .families import family_of
-from .files import read_weights
+from .files import load_tensors, read_weights
 from .optimizers import make_optimizers
 from .parallel import any_process, join_processes, share_weights_
 from .progress import Progress
@@ -104,7 +103,7 @@ def begin_run(
     state = TrainState(
         model, make_optimizers(model, config), examples, config, folder, about)
     if resume:
-        memory = load_file(checkpoint / "optimizer.safetensors")
+        memory = load_tensors(checkpoint / "optimizer.safetensors")
         restore_optimizers_(state.optimizers, memory)
         state.step, state.seconds = found["step"], found["seconds"]
         state.history = cut_metrics(folder, state.step)

@@ -44,9 +44,9 @@ def says(words, *parts, cwd):
     (("bench", "--length", 600), "length is 600"), (("bench", "--length", 2), "length is 2"),
     (("bench", "--threads", 10**6), "threads is 1000000"), (("bench", "--threads", -1), "threads is -1"),
     (("bench", "--out", ""), "out is ''"), (("pretrain", "--out", ""), "out is ''"), (("pretrain", "--dataset", ""), "dataset is ''"),
-    (("pretrain", "--resume", ""), "resume is ''"), (("finetune", "--resume", " "), "resume is ' '"), (("evaluate", ""), "run is ''"),
-    (("fill-mask", "", "a [MASK]"), "run is ''"), (("probe", ""), "run is ''"), (("parity", ""), "checkpoint is ''"),
-    (("classify", "", "a"), "run is ''"), (("inspect", "x", "a", "--out", ""), "out is ''"),
+    (("pretrain", "--resume", ""), "resume is ''"), (("finetune", "--resume", " "), "resume is ' '"), (("evaluate", ""), "RUN is ''"),
+    (("fill-mask", "", "a [MASK]"), "RUN is ''"), (("probe", ""), "RUN is ''"), (("parity", ""), "RUN is ''"),
+    (("classify", "", "a"), "RUN is ''"), (("inspect", "x", "a", "--out", ""), "out is ''"),
     (("pretrain", "--dataset", "gone/text.TXT"), "There is no file or folder gone/text.TXT"),
     (("pretrain", "--dataset", "./gone"), "There is no file or folder ./gone"), (("pretrain", "--config", "."), "Is a directory"),
 ])

@@ -21,7 +21,7 @@ SUBJECTS = {
     "By hand": "numpy_weights numpy_proofs numpy_flow numpy_parts numpy_training_proofs",
     "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page pictured bench profiling products "
                  "speed_proofs plateau probe_vectors probe_figures roles probing_proofs",
-    "Runs": "runs kinds report finetune_runs probe_runs course overview options cli entry",
+    "Runs": "runs kinds report finetune_runs probe_runs course overview manual options cli entry",
     "Exercises": "exercises checks",
 }
 
