@@ -29,10 +29,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
-           'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'named_once', 'read_json', 'in_words',
-           'plain', 'typed', 'in_a_line', 'list_checkpoints', 'way_on', 'going_on', 'deaf_children', 'seeded',
-           'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory',
-           'follow_parent']
+           'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'named_once', 'read_json',
+           'lacks_memory', 'in_words', 'plain', 'typed', 'in_a_line', 'list_checkpoints', 'way_on', 'going_on',
+           'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating',
+           'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -238,11 +238,17 @@ _ADVICE = {
     errno.EMFILE: "close other files, or raise the limit (ulimit -n)"}
 
 
+def lacks_memory(problem: BaseException) -> bool:
+    "Is it the memory that was too small? Libraries say so in many ways."
+    return (isinstance(problem, MemoryError) or bool(_NO_MEMORY.search(str(problem)))
+            or getattr(problem, "errno", None) == errno.ENOMEM)
+
+
 def in_words(problem: BaseException) -> str:
     "What to tell a person of an error, in one line."
     said = " ".join(str(problem).split())
     code = getattr(problem, "errno", None)
-    if isinstance(problem, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(said):
+    if lacks_memory(problem):
         return ("There isn't enough memory for that: begin anew with a smaller --batch-size, "
                 "--length or --size or more --gradient-accumulation-steps, or free some.")
     if code is None or not isinstance(problem, OSError): return said

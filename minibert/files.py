@@ -24,7 +24,7 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from .config_files import read_config
-from .core import way_on, write_whole
+from .core import lacks_memory, way_on, write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 from .sums import check_sum, drop_sums, keep_sums
@@ -102,6 +102,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
                          "code when opened: give a model.safetensors.") from None
     except (SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError
             ) as error:
+        if lacks_memory(error): raise MemoryError from None
         if getattr(error, "errno", None) in _REFUSALS:
             raise type(error)(f"{path} could not be read, though it may be whole "
                               f"({error.strerror}): see to that first.") from None

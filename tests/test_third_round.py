@@ -205,6 +205,16 @@ def test_a_model_that_finds_no_memory_before_its_first_step_says_how_it_goes_on(
     assert "enough memory" in err and "then go on with minibert pretrain --resume new" in err
 
 
+@pytest.mark.parametrize("problem", [
+    MemoryError(), OSError(12, "Cannot allocate memory"), RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)")], ids=repr)
+def test_weights_that_memory_is_too_small_for_are_not_called_damaged(run, monkeypatch, problem):
+    from minibert import files
+    def load(path): raise problem
+    monkeypatch.setattr(files, "load_tensors", load)
+    _, err = call("fill-mask", run, "a [MASK]", code=2)
+    assert "enough memory" in err and "damaged" not in err
+
+
 # --- checkpoints from elsewhere ---
 
 
