@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from minibert.core import (
-    AtLeastZero, Count, check_values, list_checkpoints, naming, read_json, read_text,
+    AtLeastZero, Count, check_values, list_checkpoints, naming, read_json, read_text, typed,
     write_whole)
 from .files import write_model
 from .parallel import join_processes
@@ -208,7 +207,7 @@ def check_begins(
     if not gone and (not lines or lines[-1]["step"] <= first): return
     raise FileNotFoundError(
         f"{place} holds no checkpoint, and {folder} has trained: put what was there back, "
-        f"or begin a new run with --config {shlex.quote(str(Path(folder) / options))} and "
+        f"or begin a new run with --config {typed(Path(folder) / options)} and "
         "a new --out.")
 
 # %% ../nbs/appendix/checkpoints.ipynb #9ff93373

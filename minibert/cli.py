@@ -74,7 +74,7 @@ def run_pretrain(options: Pretrain) -> None:
         if join_processes()[0]: return
         summary = finish(model, seconds, run)
     rest = [] if options.quiet or options.json else [
-        *f"{meaning(summary)}\n{what_it_learned(model, run)}\n".split("\n")]
+        *meaning(summary).split("\n"), *what_it_learned(model, run).split("\n"), ""]
     more = [] if options.quiet else [
         f"  {ask_more(summary, options.model, run.folder)}"]
     print_found(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,8 @@ from torch import nn
 from .callbacks import Callback, TensorBoard
 from .checkpoints import check_begins, only_run_in, seconds_trained
 from .config_files import config_text
-from .core import choose_precision, going_on, list_checkpoints, seeded, write_whole
+from .core import (
+    choose_precision, going_on, list_checkpoints, seeded, typed, write_whole)
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .evaluation import evaluate
@@ -454,7 +454,7 @@ def go_on(
     if run.options.backend == "numpy":
         raise ValueError(f"{folder} was trained with NumPy, which keeps no checkpoints "
                          "to go on from: start anew with --config "
-                         f"{shlex.quote(f'{folder}/run.yaml')} --out and a new folder.")
+                         f"{typed(Path(folder) / 'run.yaml')} --out and a new folder.")
     check_resumed(options, run.folder)
     run = replace(run, options=options)
     if not list_checkpoints(folder): return run, *begin_again(run)
