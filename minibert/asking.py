@@ -5,12 +5,21 @@
 # %% ../nbs/appendix/asking.ipynb #9c69f3a9
 from __future__ import annotations
 
+import json
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from torch import Tensor, nn
 
+from .core import read_json, write_whole
+
 # %% auto #0
-__all__ = ['HEADS', 'check_asked', 'encode_for', 'began', 'untrained', 'learned', 'check_learned', 'finite_answer']
+__all__ = ['HEADS', 'check_asked', 'encode_for', 'warn_unknown', 'keep_learned', 'began', 'untrained', 'learned', 'check_learned',
+           'finite_answer']
 
 # %% ../nbs/appendix/asking.ipynb #3631d5c3
 def check_asked(model: nn.Module) -> None:
@@ -38,15 +47,35 @@ def encode_for(
                          f"model reads {most}: shorten it.")
     return {name: ids.to(model.word_embeddings.device) for name, ids in batch.items()}
 
+
+def warn_unknown(what: str, tokenizer: Any, ids: Iterable[int]) -> None:
+    "Warn where more than a quarter of the tokens are [UNK], or where there is none."
+    if (unknown := getattr(tokenizer, "unk_id", None)) is None: return
+    ids, frame = np.asarray(ids), (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+    count = len(ids) - sum((ids == special).sum() for special in frame)
+    if (share := (ids == unknown).sum() / count if count else 1) > 0.25:
+        warnings.warn(f"{share:.0%} of {what} is unknown to the vocabulary ([UNK]), so what a "
+                      "model says of it means little.", stacklevel=2)
+
 # %% ../nbs/appendix/asking.ipynb #4c0b0faa
 HEADS = {"mlm": ("mlm_head",), "nsp": ("bert.pooler", "nsp_head")}  # who answers
+_KEPT = "learned.json"
+
+
+def keep_learned(folder: Path, names: list[str]) -> None:
+    "Write into a run's folder what its model had learned before, of `mlm` and `nsp`."
+    write_whole(folder / _KEPT, json.dumps(dict(objectives=",".join(names))) + "\n")
 
 
 def began(run: str | Path) -> dict:  # {} for a checkpoint that is no run
-    "The options that a run was begun with."
+    "The options that a run was begun with; `objectives` are also those of its start."
     from minibert.recipe import PretrainOptions, read_options
     path = Path(run) / "run.yaml"
-    return read_options(path, PretrainOptions) if path.is_file() else {}
+    options = read_options(path, PretrainOptions) if path.is_file() else {}
+    if (before := Path(run) / _KEPT).is_file():
+        old = read_json(before, dict(objectives=str), ("objectives",))["objectives"]
+        options["objectives"] = f"{options.get('objectives', '')},{old}"
+    return options
 
 
 def untrained(
@@ -54,7 +83,7 @@ def untrained(
     options: dict,  # those that its run was begun with
 ) -> set[str]:  # of the parts in HEADS
     "The parts of a BERT that nobody has trained, as far as its files tell."
-    asked = "mlm,nsp" if options.get("start") else options.get("objectives", "mlm,nsp")
+    asked = options.get("objectives", "mlm,nsp")
     left = [parts for name, parts in HEADS.items() if name not in asked]
     return {*getattr(model, "fresh", ())}.union(*left)
 

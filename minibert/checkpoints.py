@@ -29,7 +29,7 @@ from .sums import check_sum, keep_sums, sum_of
 # %% auto #0
 __all__ = ['optimizer_tensors', 'restore_optimizers_', 'read_state', 'read_about', 'seconds_trained', 'save_checkpoint',
            'check_checkpoint', 'latest_checkpoint', 'best_checkpoint', 'check_begins', 'only_run_in', 'check_same',
-           'append_metrics', 'read_metrics', 'cut_metrics', 'keep_batch']
+           'check_present', 'append_metrics', 'read_metrics', 'cut_metrics', 'keep_batch']
 
 # %% ../nbs/appendix/checkpoints.ipynb #49654fba
 def optimizer_tensors(
@@ -137,15 +137,16 @@ def save_checkpoint(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        write_model(model, aside)
-        write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
-        sums = {f.name: sum_of(f) for f in aside.iterdir()}
-        state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
-                     measured=measured or {})
-        write_whole(aside / "state.json", json.dumps(state, indent=1))
-        keep_sums(aside, "state.json")
-        if final.exists(): shutil.rmtree(final)
-        os.replace(aside, final)
+        with naming(final, aside):
+            write_model(model, aside)
+            write_whole(aside / "optimizer.safetensors", save(optimizer_tensors(optimizers)))
+            sums = {f.name: sum_of(f) for f in aside.iterdir()}
+            state = dict(step=step, seconds=round(seconds, 3), sha256=sums, about=about,
+                         measured=measured or {})
+            write_whole(aside / "state.json", json.dumps(state, indent=1))
+            keep_sums(aside, "state.json")
+            if final.exists(): shutil.rmtree(final)
+            os.replace(aside, final)
     finally: shutil.rmtree(aside, ignore_errors=True)
     every = [path for path in list_checkpoints(folder) if path <= final]
     stay = every[-keep:] + _best_first(every)[:1]
@@ -241,6 +242,14 @@ def check_same(
                          f"{'; '.join(differs)}: give the same, or start a new run.")
 
 # %% ../nbs/appendix/checkpoints.ipynb #c7d7b50a
+def check_present(folder: str | Path) -> None:
+    "FileNotFoundError where a run's folder went away while the run goes on."
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"{folder} was moved or deleted while its model was trained, so "
+                                "nothing more can be kept in it: where it was moved, go on "
+                                "with --resume and its new place.")
+
+
 def append_metrics(folder: str | Path, line: dict) -> None:
     "Write one line more to metrics.jsonl."
     path = Path(folder) / "metrics.jsonl"

@@ -72,6 +72,10 @@ class ClassifierConfig(BertConfig):
             raise ValueError(
                 f"It does not choose one label of several (it has {len(labels)}, for "
                 f"{kind or 'a grade'}): give one that does.")
+        words = [str(name).strip() for name in labels]
+        if "" in words or len({*words}) < len(words):
+            raise ValueError(f"id2label names the labels {', '.join(map(repr, words))[:80]}: give "
+                             "each a name of its own.")
         own = {name: values.get(name) for name in ("pooling", "classifier_dropout")}
         return cls(**asdict(BertConfig.from_dict(values)), labels=labels,
                    **{name: value for name, value in own.items() if value is not None})

@@ -9,6 +9,7 @@ import warnings
 from copy import copy
 from pathlib import Path
 
+from .asking import warn_unknown
 from .core import check_finite, evaluating, read_json
 from .finetuning import BertClassifier
 from .labelled import count_cut
@@ -72,6 +73,7 @@ def classify(
         warnings.warn(f"{what} cut to {most} tokens, the most that this model reads: ask "
                       "about shorter texts.", stacklevel=2)
     batch = tokenizer.encode_batch(texts, max_length=most, return_tensors="pt")
+    warn_unknown("the text", tokenizer, batch["input_ids"].flatten())
     with evaluating(model) as device:
         batch = {name: values.to(device) for name, values in batch.items()}
         logits = model(**batch).logits.double()

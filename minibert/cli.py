@@ -20,17 +20,17 @@ from typing import Any
 # %% auto #0
 __all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', 'run_evaluate', 'run_fill_mask',
            'run_next_sentence', 'run_generate', 'run_parity', 'run_finetune', 'run_classify', 'run_bench', 'run_probe',
-           'run_inspect', 'run_runs', 'run_compare', 'sigterm_stops', 'silenced', 'Plain', 'plain_warnings', 'main']
+           'run_inspect', 'run_runs', 'run_compare', 'signals_stop', 'silenced', 'Plain', 'plain_warnings', 'main']
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
-from .core import in_a_line, in_words, plain, typed
+from .core import in_a_line, in_words, plain, stop_signals, typed
 from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
 from .progress import is_shown, let_go, print_table, say, shown, tell_stderr
-from .recipe import as_record, as_yaml
+from .recipe import as_record, as_yaml, check_resumed, is_classifier
 
 # %% ../nbs/appendix/cli.ipynb #836d1feb
 def print_found(options: Output, found: dict, *words: str | list) -> None:
@@ -85,8 +85,11 @@ def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint: a table in a terminal, or else JSON."
     say(f"Opening {options.run} ...")
     from minibert.report import figure_rows, meaning, measure, with_text
-    from minibert.runs import check_resumed, open_run
+    from minibert.runs import open_run
     from minibert.weights import load_pretrained
+    if is_classifier(options.run):
+        raise ValueError(f"{options.run} is a classifier, which minibert finetune has measured "
+                         "(figures.json in it): give a run of minibert pretrain.")
     if options.dataset is None:
         for name in ("name", "text_column"):
             if (value := getattr(options, name)) != getattr(Evaluate, name):
@@ -180,7 +183,7 @@ def run_finetune(options: Finetune) -> None:
     from minibert.finetune_runs import resume_finetuning
     from minibert.parallel import join_processes
     from minibert.report import accuracy_rows
-    from minibert.runs import check_resumed, tune
+    from minibert.runs import tune
     keep_freed_memory()
     if options.resume is None: folder, told = tune(asdict(options))
     else:
@@ -276,15 +279,19 @@ FUNCTIONS = {
 
 # %% ../nbs/appendix/cli.ipynb #90435511
 @contextmanager
-def sigterm_stops() -> Iterator[None]:
-    "While it lasts, SIGTERM stops the command as Ctrl-C does."
+def signals_stop() -> Iterator[None]:
+    "While it lasts, SIGTERM or a closed terminal stops the command as Ctrl-C does."
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    def stop(number, frame): raise KeyboardInterrupt("Stopped by SIGTERM.")
-    before = signal.signal(signal.SIGTERM, stop)
+    def stop(number, frame):
+        raise KeyboardInterrupt(f"Stopped by {signal.Signals(number).name}.")
+    _, *others = stop_signals()  # Python sees to Ctrl-C
+    before = {number: signal.signal(number, stop) for number in others}
     try: yield
-    finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 EXPECTED = ValueError, OSError, RuntimeError, ArithmeticError, ImportError, MemoryError
@@ -325,7 +332,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
         if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its cache is: nobody asks
     try:
-        with sigterm_stops(), plain_warnings():
+        with signals_stop(), plain_warnings():
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
             options = parse(words)

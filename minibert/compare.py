@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core import check_free, write_whole
+from .core import check_free, made_whole, write_whole
 from .families import family_of, resolve
 from .files import find_checkpoint
 from .other_tokenizers import open_tokenizer
@@ -199,10 +199,10 @@ def _draw_head(ours: Tensor, theirs: Tensor, tokens: list[str]) -> Any:  # both 
 # %% ../nbs/appendix/compare.ipynb #bb1c7a19
 def _write_comparison(result, kind, ours, theirs, batch, tokenizer, out: Path) -> None:
     from minibert.show import write_figure
-    out.mkdir(parents=True)
     ids = batch["input_ids"][0][batch["attention_mask"][0].bool()].tolist()
     n = len(ids)
     a, b = (side[kind.drawn][0, :n, 0, :n] for side in (ours, theirs))
     figure = _draw_head(a, b, [tokenizer.pieces[i] for i in ids])
-    write_figure(figure, out / "parity.png")
-    write_whole(out / "parity.json", json.dumps(result, indent=2) + "\n")
+    with made_whole(out) as aside:
+        write_figure(figure, aside / "parity.png")
+        write_whole(aside / "parity.json", json.dumps(result, indent=2) + "\n")

@@ -14,12 +14,13 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,10 +30,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
-           'check_fields', 'naming', 'write_whole', 'check_free', 'read_text', 'named_once', 'read_json',
-           'lacks_memory', 'in_words', 'plain', 'typed', 'in_a_line', 'list_checkpoints', 'way_on', 'going_on',
-           'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision', 'evaluating',
-           'check_finite', 'keep_freed_memory', 'follow_parent']
+           'check_fields', 'naming', 'write_whole', 'check_name', 'check_free', 'made_whole', 'read_text', 'named_once',
+           'read_json', 'lacks_memory', 'in_words', 'plain', 'typed', 'in_a_line', 'list_checkpoints', 'way_on',
+           'going_on', 'stop_signals', 'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision',
+           'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def _fault(value: Any, wanted: Any) -> str | None:
         good = any(type(value) is type(o) and value == o for o in options)
         return None if good else " or ".join(map(str, options))
     if origin in (Union, UnionType):
-        faults = [_fault(value, option) for option in options]
+        if value is None and NoneType in options: return None
+        faults = [_fault(value, option) for option in options if option is not NoneType]
         return None if None in faults else " or ".join(faults)
     if origin is tuple:
         good = isinstance(value, tuple) and all(
@@ -135,11 +137,12 @@ def check_fields(config: Any) -> None:
 
 # %% ../nbs/appendix/core.ipynb #1ca7864d
 @contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    "While it lasts, a system that refuses names the file: a full disk doesn't."
+def naming(path: str | Path, aside: Path | None = None) -> Iterator[None]:
+    "While it lasts, a system that refuses names the file: a full disk names none, or `aside`."
     try: yield
     except OSError as problem:
-        if problem.filename is not None or problem.errno is None: raise
+        ours = problem.filename is None or aside and str(problem.filename).startswith(str(aside))
+        if not ours or problem.errno is None: raise
         raise OSError(problem.errno, os.strerror(problem.errno), str(path)) from None
 
 
@@ -155,24 +158,35 @@ def write_whole(
         )
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), open(aside, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        with naming(path, aside):
+            with open(aside, "wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
 
 # %% ../nbs/appendix/core.ipynb #ba700a5e
+def check_name(out: str | Path) -> None:
+    "Refuse a name that is too long for what is written beside it first: OSError."
+    if len(os.fsencode(Path(out).name)) > 200:  # systems allow 255
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(out))
+
+
 def check_free(
     out: str | Path,  # where results are to go
     what: str = "folder",  # or "file", whose folder must be there
 ) -> Path:  # the same
     "Refuse a place that is taken, or that nothing can be put into: an OSError."
     out = Path(out)
+    check_name(out)
     if os.path.lexists(out):
         raise FileExistsError(f"{out} exists: give a new {what} with --out.")
     home = next(path for path in out.parents if path.exists())
+    if not home.is_dir():
+        raise NotADirectoryError(f"{out} cannot be made: {home} is no folder. Give another "
+                                 f"{what} with --out.")
     if not home.is_dir() or what == "file" and home != out.parent:
         raise FileNotFoundError(f"{out} cannot be made: there is no folder {out.parent}. "
                                 f"Make it, or give another {what} with --out.")
@@ -180,6 +194,24 @@ def check_free(
         raise PermissionError(f"{out} cannot be made: nobody lets us write into {home}. "
                               f"Give another {what} with --out.")
     return out
+
+
+@contextmanager
+def made_whole(out: str | Path) -> Iterator[Path]:  # the folder to write into
+    "A new folder, there with all that is written into it or not at all; an OSError if taken."
+    out = check_free(out).resolve()
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    fresh = [path for path in aside.parents if not path.exists()]
+    aside.mkdir(parents=True)
+    try:
+        with naming(out, aside): yield aside
+        check_free(out)  # somebody may have been faster
+        os.replace(aside, out)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        for path in fresh:
+            with suppress(OSError): path.rmdir()  # another's folder may be in it
+        raise
 
 # %% ../nbs/appendix/core.ipynb #5c7e187b
 _LARGEST = 1 << 26  # bytes of a small file: none of ours comes near
@@ -253,8 +285,8 @@ def in_words(problem: BaseException) -> str:
                 "--length or --size or more --gradient-accumulation-steps, or free some.")
     if code is None or not isinstance(problem, OSError): return said
     if not problem.strerror and not problem.filename: return said  # a sentence already
-    what = problem.filename or "What minibert prints"
-    return (f"{what} could not be read or written ({os.strerror(code)}): "
+    what = problem.filename or "A file, or what minibert prints,"
+    return (f"{what} could not be read or written ({problem.strerror or os.strerror(code)}): "
             f"{_ADVICE.get(code, 'check that path')}.")
 
 
@@ -318,6 +350,13 @@ def going_on(command: str, folder: str | Path) -> Iterator[None]:
         done = max(list_checkpoints(folder), default=Path("0"))
         raise KeyboardInterrupt(f"Stopped at once: {folder} is kept as it was after step "
                                 f"{int(done.name)}; {way}.") from None
+
+
+def stop_signals() -> tuple[int, ...]:
+    "Ctrl-C, SIGTERM, and what a closed terminal sends, unless nohup has us ignore it."
+    closed = getattr(signal, "SIGHUP", None)  # Windows has none
+    heard = closed is not None and signal.getsignal(closed) != signal.SIG_IGN
+    return signal.SIGINT, signal.SIGTERM, *([closed] if heard else [])
 
 
 @contextmanager

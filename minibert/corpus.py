@@ -131,8 +131,9 @@ def _new_folder(folder, near=None):
     aside = (near or folder.parent) / f".{folder.name}.{os.getpid()}.tmp"
     aside.mkdir(parents=True)
     try:
-        yield aside
-        os.rename(aside, folder)
+        with naming(folder, aside):
+            yield aside
+            os.rename(aside, folder)
     finally: shutil.rmtree(aside, ignore_errors=True)
 
 # %% ../nbs/appendix/corpus.ipynb #b5e07b3f

@@ -85,8 +85,9 @@ def is_title(row: str, before: str) -> bool:
 def group_rows(rows: Iterable[str], whole: bool) -> Iterator[list[str]]:
     "Rows to documents (lists of paragraphs); `whole`: a row may be a document."
     head = list(islice(rows := iter(rows), 1000))
-    titles = any(map(is_title, head, ["", *head]))
     whole = whole and sum(not row.strip() for row in head) <= 0.1 * len(head)
+    count = sum(map(bool, map(is_title, head, ["", *head])))
+    titles = count > len(head) // 250 and not whole  # a single line may look like one
     document, before = [], ""
     for row in chain(head, rows):
         opens = is_title(row, before) if titles else whole or not row.strip()
@@ -203,7 +204,7 @@ def _load_rows(source, name, split, text_column, streaming):
     data = load_table(source, name, streaming)
     apart = "validation" in data
     if (wanted := split if apart else "train") not in data:
-        raise ValueError(f"The data set {source} has the splits {', '.join(data)}, and "
+        raise ValueError(f"The data set {source} has the splits {', '.join(map(str, data))}, and "
                          f"{wanted} was asked for.")
     columns = data[wanted].column_names or list(next(iter(data[wanted]), ()))
     if text_column not in columns:

@@ -45,6 +45,9 @@ def read_sizes(
 
 def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Family, Any]:
     "What a folder's config.json describes: its architecture, its family, its sizes."
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json, so it is no checkpoint: give "
+                                "the folder of a run, or of a checkpoint.")
     values = read_config(folder / "config.json")
     said = architecture or next(iter(values.get("architectures") or ()), None)
     name, family = find_family(values.get("model_type"), said)

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
-from .asking import began, untrained
+from .asking import began, keep_learned, learned, untrained, warn_unknown
 from .attention import MultiHeadAttention
 from .bags import bag_of_words, word_counters
 from .checkpoints import check_begins
 from .classifiers import save_classifier
-from .core import choose_precision, list_checkpoints, seeded, write_whole
+from .core import choose_precision, list_checkpoints, read_json, seeded, write_whole
 from .files import find_checkpoint
 from .finetuning import (
     BertClassifier, accuracy_figures, difference, finetune, train_frozen)
@@ -32,13 +32,13 @@ from .model import BertModel
 from .parallel import (
     any_process, check_cut, first_alone, join_processes, own_device)
 from .progress import say
-from .recipe import FinetuneConfig, TrainingConfig, read_options
+from .recipe import FinetuneConfig, TrainingConfig, from_anywhere, read_options
 from .sums import check_sum, keep_sums
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
 # %% auto #0
-__all__ = ['read_parts', 'start_classifier', 'training_for', 'from_anywhere', 'same_place', 'run_finetuning', 'resume_finetuning']
+__all__ = ['read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
 
 # %% ../nbs/appendix/finetune_runs.ipynb #e4574df0
 def read_parts(
@@ -50,8 +50,8 @@ def read_parts(
                 text_pair_column=options.text_pair_column)
     train = read_examples(options.dataset, names=options.label_names or None, **read)
     splits = list_splits(options.dataset, options.name)
-    split = options.validation_split
-    if split in splits or split != FinetuneConfig.validation_split:
+    split = options.validation_split or "validation"
+    if split in splits or options.validation_split:  # a split that is asked for is there
         test = read_examples(options.dataset, split=split, names=train.names, **read)
     else:
         check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
@@ -130,18 +130,28 @@ def _taken(out: Path) -> FileExistsError:
     return FileExistsError(f"{out} exists: give a new folder, or resume that run.")
 
 
-def from_anywhere(name: str) -> str:
-    "A name; where a file or a folder has it, its path from the root."
-    return os.path.abspath(name) if os.path.exists(name) else name
+_USES = ("the texts that are learned from", "those that are chosen by",
+         "those that are asked in the end", "the weights of the model")
 
 
-def same_place(now: str, kept: str) -> bool:
-    "Do both name one thing, or stands the first for a file or folder that has moved?"
-    moved = os.path.isabs(kept) and not os.path.exists(kept) and os.path.exists(now)
-    return moved or from_anywhere(now) == from_anywhere(kept)
+def _sum_of_weights(model: nn.Module) -> str:
+    "The SHA-256 of a model's weights."
+    total = sha256()
+    for weight in model.state_dict().values(): total.update(weight.cpu().numpy().tobytes())
+    return total.hexdigest()
 
 
-def _claim(options: FinetuneConfig) -> None:
+def _check_same(options: FinetuneConfig, sums: list[str]) -> None:
+    "Refuse to go on with other texts or weights than those that a run began with: ValueError."
+    path = Path(options.out) / "began.json"
+    kept = read_json(path, dict(sha256=list[str]), ("sha256",))["sha256"]
+    if other := [use for use, old, new in zip(_USES, kept, sums) if old != new]:
+        raise ValueError(f"{options.out} goes on only as it began, and {' and '.join(other)} "
+                         f"have changed ({options.dataset}, {options.run}): put them back, or "
+                         "start a new run.")
+
+
+def _claim(options: FinetuneConfig, sums: list[str], known: list[str]) -> None:
     "Make the folder of a run with its options; of two runs that try, one gets it."
     out = Path(options.out)
     def make() -> bool:  # was another run faster?
@@ -151,7 +161,9 @@ def _claim(options: FinetuneConfig) -> None:
         kept = asdict(options) | {  # so that it goes on in any working folder
             name: from_anywhere(getattr(options, name)) for name in ("run", "dataset")}
         write_whole(out / "options.json", json.dumps(kept, indent=2) + "\n")
-        keep_sums(out, "options.json")
+        write_whole(out / "began.json", json.dumps(dict(sha256=sums)) + "\n")
+        keep_learned(out, known)
+        keep_sums(out, *(path.name for path in out.iterdir()))
     if first_alone(make): raise _taken(out)
 
 # %% ../nbs/appendix/finetune_runs.ipynb #8d4f77ed
@@ -169,13 +181,19 @@ def run_finetuning(
     find_checkpoint(options.run)
     word_counters()  # if they are missing, say so now, not after the training
     parts = read_parts(options)
-    model = start_classifier(options, parts[0].names).to(own_device())
+    model = start_classifier(options, parts[0].names)
+    weights = _sum_of_weights(model)
+    model = model.to(own_device())
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     options = _with_length(options, model.config.max_position_embeddings, resume)
     length = min(options.length, model.config.max_position_embeddings)
     samplers = [ExampleSampler(part, tokenizer, length, options.seed) for part in parts]
     if cut := sum(sampler.cut for sampler in samplers):
         say(f"{cut:,} of {sum(map(len, samplers)):,} texts are cut to {length} tokens ...")
+    ids = [row["input_ids"] for sampler in samplers for row in sampler.rows]
+    warn_unknown(options.dataset, tokenizer, np.concatenate(ids))
+    sums = [*(sampler.info["sha256"] for sampler in samplers), weights]
+    if resume: _check_same(options, sums)
     train, val, _ = samplers
     config = training_for(options, len(train))
     fast = any_process(first and config.precision == "bfloat16")  # as the first found
@@ -184,7 +202,10 @@ def run_finetuning(
     if resume and not whole and not options.frozen:
         check_begins(out, config.checkpoint_steps, "options.json")
         say("It was stopped before its first checkpoint, and begins again at step 1 ...")
-    if not resume: _claim(replace(options, precision=config.precision))
+    if not resume:
+        trained = ("nsp" in learned(model.bert, began(options.run))  # its pooler
+                   or model.pooling == "cls" and not options.frozen)
+        _claim(replace(options, precision=config.precision), sums, ["nsp"] * trained)
     try:
         if options.frozen: train_frozen(model, train, val)
         else: finetune(model, train, val, config, out, progress=progress,

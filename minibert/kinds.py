@@ -54,16 +54,16 @@ KINDS = {
         "windows", "minibert.report:measure_windows", "minibert.report:texts",
         kept=("clm_loss", "clm_accuracy"),
         own=dict(objectives="clm", length=128, batch_size=32),
-        only=("mask_probability", "whole_words", "objectives", "short_probability",
-              "positions", "backend", "watch"),
+        only=("backend", "mask_probability", "whole_words", "objectives",
+              "short_probability", "positions", "watch"),
         ask='generate {} "one morning"', write="minibert.writing:continued"),
     "t5": Kind(
         "minibert.kinds:t5_config", ("T5ForConditionalGeneration",), "minibert.kinds:gaps",
         "texts", "minibert.report:measure_spans", "minibert.report:fillings",
         kept=("masked_loss", "masked_accuracy"),
         own=dict(objectives="span", length=64, learning_rate=3e-2),
-        only=("mask_probability", "whole_words", "objectives", "short_probability",
-              "positions", "max_position_embeddings", "backend", "watch"),
+        only=("backend", "mask_probability", "whole_words", "objectives",
+              "short_probability", "positions", "max_position_embeddings", "watch"),
         ask='generate {} "one morning [MASK] lost her [MASK] ball ."',
         write="minibert.writing:answered",
         depth=("num_layers", "num_decoder_layers")),
@@ -152,7 +152,7 @@ def check_kind(options: PretrainOptions) -> None:
 def check_backend(options: PretrainOptions) -> None:
     "Refuse what the NumPy BERT does not compute: ValueError with a sentence."
     if options.backend != "numpy": return
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("NumPy trains in one process: start it without torchrun.")
     if options.watch:
         raise ValueError("Only torch's loop is watched from inside: leave out --watch, "

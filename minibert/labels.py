@@ -5,9 +5,12 @@
 # %% ../nbs/appendix/labels.ipynb #00bfe41e
 from __future__ import annotations
 
+import csv
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 
@@ -120,7 +123,7 @@ def list_splits(
 def _pick(dataset, columns: dict, wanted: list[str], split: str, splits) -> list[list]:
     "The wanted columns; ValueError saying which there are."
     if not columns:
-        raise ValueError(f"{dataset} has the splits {', '.join(splits)}, and {split} "
+        raise ValueError(f"{dataset} has the splits {', '.join(map(str, splits))}, and {split} "
                          "was asked for.")
     for column in wanted:
         if column not in columns:
@@ -138,11 +141,25 @@ def _texts(rows: list[list], wanted: list[str], what: str) -> tuple:
                                  f"the column {column}: fill it in or leave it out.")
     return tuple(rows[0]) if len(rows) == 1 else tuple(zip(*rows))
 
+
+def _warn_of_rows(rows: list[list], names: Sequence[str], width: int, what: str) -> None:
+    "Warn where a text holds what reads as a row with a label: two stray quotes hide rows."
+    for k, text in enumerate(chain.from_iterable(rows)):
+        for line in text.splitlines()[1:]:
+            cells = next(csv.reader([line]), [])
+            if len(cells) == width and {cell.strip() for cell in cells} & {*names}:
+                row = k % len(rows[0]) + 1
+                return warnings.warn(
+                    f"The text of row {row} of {what} holds a line that reads as another row: if "
+                    "a double quote was opened by mistake, write it twice, within double "
+                    "quotes around the cell.", stacklevel=2)
+
 # %% ../nbs/appendix/labels.ipynb #5f0f3227
 def _named(values: list, names: Sequence[str] | None) -> list:
     "Numbers as the names they stand for; what is no such number stays as it is."
     words, hidden = [_as_word(value) for value in values], {None, "-1"}
     if not names or set(words) <= set(names): return values
+    if all(re.fullmatch(r"-?\d+", name) for name in names): return values  # numbers already
     known = {str(k): name for k, name in enumerate(names)}
     return [known.get(word, word) for word in words] if set(words) <= {*known, *hidden} else values
 
@@ -162,9 +179,11 @@ def read_examples(
     columns, known, splits = _columns(dataset, name, split)
     wanted = [text_column, text_pair_column] if text_pair_column else [text_column]
     *rows, values = _pick(dataset, columns, [*wanted, label_column], split, splits)
-    names = names or known.get(label_column)
+    names = [name.strip() for name in names or known.get(label_column) or ()]
     numbers, names = number_labels(_named(values, names), names, what)
-    return Examples(_texts(rows, wanted, what), numbers, names)
+    texts = _texts(rows, wanted, what)
+    _warn_of_rows(rows, names, len(columns), what)
+    return Examples(texts, numbers, names)
 
 # %% ../nbs/appendix/labels.ipynb #26600307
 def take_share(

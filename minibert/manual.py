@@ -121,6 +121,7 @@ def help_for(command: str, options: Any) -> str:
             first = f"  {flag:26}" if len(flag) < 25 else f"  {flag}\n{'':28}"
             folded = textwrap.wrap(said, max(width - 28, 30))
             lines.append(first + f"\n{'':28}".join(folded))
+    lines.append(f"  {'--config FILE':26}a YAML or JSON file with options")
     if command == "pretrain": lines += ["", "A switch that is on is switched off by --no-NAME."]
     lines += ["", "examples:", *(f"  minibert {line}" for line in EXAMPLES[command])]
     return "\n".join(lines) + "\n"

@@ -10,7 +10,7 @@ import io
 import os
 import re
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from .core import (
-    AtLeastZero, Batch, Bounds, Count, Name, Positive, Share, Whole, check_fields)
+    Batch, Bounds, Count, Name, Positive, Whole, check_fields, check_free)
 from .kinds import KINDS
 from .manual import WORDS, help_for, help_for_all, places
 from .recipe import (
@@ -29,7 +29,7 @@ from .recipe import (
 # %% auto #0
 __all__ = ['COMMANDS', 'Output', 'Pretrain', 'Options', 'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune',
            'Bench', 'Probe', 'Inspect', 'Classify', 'Runs', 'Compare', 'began_with', 'look_for', 'before_dashes',
-           'given_by_hand', 'default_options', 'refuse_rest', 'parse']
+           'given_by_hand', 'default_options', 'refuse_rest', 'at_home', 'check_apart', 'parse']
 
 # %% ../nbs/appendix/options.ipynb #347a0fb7
 class _Utf8(Bounds):
@@ -38,6 +38,12 @@ class _Utf8(Bounds):
     def __contains__(self, value: str) -> bool:
         if self.above and not value.strip() or "\0" in value: return False
         return not re.search("[\ud800-\udfff]", value)
+
+
+class _Warm(Bounds):
+    "A temperature: 0, or what a number can be divided by."
+
+    def __contains__(self, value: float) -> bool: return value == 0 or value >= 1e-9
 
 
 _Said = Annotated[str, _Utf8(above=True, words="a text that isn't empty, in UTF-8 (set a "
@@ -84,7 +90,7 @@ class Evaluate(Options):
     "Measure a run on its held-out text, or any checkpoint on another text."
 
     run: _Run  # a run's folder; with --dataset, any checkpoint
-    dataset: Name | None = None  # another text: a data set, a folder, a file, stories
+    dataset: Name | None = None  # another text: its validation split, or 2 documents of 40
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
 
@@ -114,9 +120,9 @@ class Generate(Options):
     run: _Run  # a run's folder, or a model's name on the hub
     text: _Any  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
-    temperature: AtLeastZero = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
+    temperature: Annotated[float, _Warm(words="0, or a number of 1e-09 or more")] = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
     top_k: Count | None = None  # only the k likeliest tokens
-    top_p: Share | None = None  # only the likeliest that reach this share together
+    top_p: _Above | None = None  # only the likeliest that reach this share together
     seed: Whole = 0  # another seed, another text
     samples: Count = 1  # how many texts
 
@@ -154,6 +160,7 @@ class Bench(Options):
     out: Name | None = None  # a new JSON file; a chart goes beside it
 
 
+_Above = Annotated[float, Bounds(0, 1, above=True, words="a share above 0, to 1")]
 _Vocabulary = Annotated[int, Bounds(64, 1 << 24, words="a whole number from 64 to 16,777,216")]
 _Length = Annotated[int, Bounds(5, 512, words="a whole number from 5 to 512")]
 _Threads = Annotated[int, Bounds(1, 1024, words="a whole number from 1 to 1,024")]
@@ -224,10 +231,14 @@ COMMANDS = {
 
 # %% ../nbs/appendix/options.ipynb #a7c10e55
 def began_with(folder: str | Path | None, kind: type) -> dict:
-    "The options of a run that was stopped, but for places; {} where there is none."
-    if not (folder and issubclass(kind, PretrainOptions | FinetuneConfig)): return {}
+    "The options of a run that was stopped, but for places; {} where none is named."
+    if not (folder and str(folder).strip() and issubclass(kind, PretrainOptions | FinetuneConfig)): return {}
     path = options_file(folder, kind)
-    options = read_options(path, kind) if path.is_file() else {}
+    if not path.is_file():
+        own = "finetune" if issubclass(kind, FinetuneConfig) else "pretrain"
+        raise FileNotFoundError(f"There is no {path}: give the folder of a run that minibert "
+                                f"{own} began.")
+    options = read_options(path, kind)
     return {name: value for name, value in options.items() if name not in ("run", "out")}
 
 # %% ../nbs/appendix/options.ipynb #c471d2ed
@@ -258,6 +269,12 @@ def given_by_hand(kind: type, words: list[str]) -> set[str]:  # names of fields
     for name in ("config", *(each.name for each in fields(kind))):
         if names.count(name) > 1 and name not in WORDS:
             raise ValueError(f"--{name.replace('_', '-')} is given twice: give one.")
+    switches = {each.name for each in fields(kind) if type(each.default) is bool}
+    for word in before_dashes(words):
+        name = word[2:].partition("=")[0].replace("-", "_").removeprefix("no_")
+        if word[:2] == "--" and "=" in word and name in switches:
+            raise ValueError(f"{word.partition('=')[0]} is a switch and takes no value: give it "
+                             "alone, or leave it out.")
     return {*names}
 
 
@@ -275,10 +292,11 @@ _BY_HAND = {"resume", "print_config"}  # they ask for one call, and a file is fo
 
 def default_options(kind: type, words: list[str], path: str | None) -> Any:
     "An instance with what --resume, --backend, --recipe and the file stand for."
-    found, _ = look_for(words, "--resume", "--model", "--backend", "--recipe",
-                        "--start")
+    flags = {"resume", "model", "backend", "recipe", "start"}
+    own = flags & {each.name for each in fields(kind)}
+    found = dict.fromkeys(flags) | look_for(words, *(f"--{name}" for name in own))[0]
     in_file = {} if path is None else read_options(path, kind)
-    for name in in_file.keys() & WORDS:
+    for name in in_file.keys() & (WORDS if kind is not Finetune else set()):
         raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
                          "give it on the command line.")
     for name in in_file.keys() & _BY_HAND:
@@ -289,7 +307,11 @@ def default_options(kind: type, words: list[str], path: str | None) -> Any:
     options, by_hand = began_with(found["resume"], kind), {}
     if kind is Pretrain:
         model = found["model"] or in_file.get("model")
-        if model in KINDS: options |= dict(model=model) | KINDS[model].own
+        began = options.get("model", model)
+        if found["model"] not in (None, began):
+            raise ValueError(f"--model was {began} and is {model}, and a run goes on only as it "
+                             "began: leave --model out.")
+        if model in KINDS and not options: options |= dict(model=model) | KINDS[model].own
         for name, bundles in ("backend", BACKENDS), ("recipe", RECIPES):
             if found[name]: by_hand |= bundles.get(found[name], {})
             else: options |= bundles.get(in_file.get(name), {})
@@ -377,6 +399,28 @@ def _ask_tyro(kind: type, command: str, words: list[str], default: Any) -> tuple
                      "--help explains its options.")
 
 
+_PLACES = "run", "dataset", "start", "out", "resume", "checkpoint", "folder"
+
+
+def at_home(options: Any) -> Any:
+    "The options with each path's ~ made whole, which a shell leaves in `--out=~/x`, and a file has."
+    names = _PLACES + (("a", "b") if isinstance(options, Compare) else ())
+    found = {name: getattr(options, name, None) for name in names}
+    return replace(options, **{name: os.path.expanduser(path) for name, path in found.items()
+                               if path and path.startswith("~")})
+
+
+def check_apart(options: Any) -> None:
+    "Refuse a run's folder inside the folder that is read: the next run would read it, too."
+    data, out = getattr(options, "dataset", None), getattr(options, "out", None)
+    if not isinstance(options, PretrainOptions | FinetuneConfig) or not data or options.resume:
+        return
+    home, place = Path(data).resolve(), Path(out or "runs").resolve()
+    if home.is_dir() and place.is_relative_to(home):
+        raise ValueError(f"The run's folder {out or 'runs'} is inside {data}, and --dataset reads "
+                         "every file there: give another place with --out.")
+
+
 _COMPLETION = {"--tyro-print-completion": "SHELL", "--tyro-write-completion": "SHELL FILE"}
 _SHELLS = "bash", "zsh", "tcsh", "fish"
 
@@ -391,7 +435,7 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
         for name in by_hand & names.keys():
             raise ValueError(f"{names[name]} is given without a flag: minibert {command} "
                              f"{' '.join(names.values())}, and the options behind.")
-        default = default_options(kind, words, found["config"])
+        default = default_options(kind, words, found["config"] and os.path.expanduser(found["config"]))
         if {"-h", "--help"} & {*before_dashes(words)}:
             print(help_for(command, default), end="")
             raise SystemExit(0)
@@ -402,12 +446,18 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
             if getattr(options, name, None) == ():
                 raise ValueError(f"--{name.replace('_', '-')} {_NO_VALUE}")
         check_effect(options, by_hand)
+        if {"resume", "print_config"} <= by_hand:
+            raise ValueError("--print-config shows a new run's options, and --resume goes on with "
+                             f"an old one's, which are in {options.resume}: leave one out.")
+        options = at_home(options)
+        check_apart(options)
         return options
     if command in _COMPLETION:
         takes = _COMPLETION[command]
         if len(words) != 1 + len(takes.split()) or words[1] not in _SHELLS:
             raise ValueError(f"{command} takes {takes}, the first one of {', '.join(_SHELLS)}: "
                              "give that and nothing else.")
+        if words[2:]: check_free(words[2], "file")
         kinds = [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
                  for name, kind in COMMANDS.items()]
         return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)

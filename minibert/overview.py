@@ -15,7 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .core import check_values, in_words, list_checkpoints, way_on, write_whole
+from .core import (
+    check_free, check_values, in_words, list_checkpoints, way_on, write_whole)
 from .recipe import PretrainOptions, read_options
 
 # %% auto #0
@@ -74,12 +75,12 @@ def _of_pretraining(folder: Path) -> dict:
     "What a run of pre-training says of itself."
     options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
     done, state = _progress(folder)
-    ended = (folder / "summary.json").exists()
+    ended = all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
     summary = _read(folder / "summary.json") if ended else {}
     by_hand = options.backend == "numpy"
     name = next((name for name in FIGURES if name in summary), None)
     return dict(
-        model=options.model, size=options.size, dataset=options.dataset,
+        model=options.model, size=options.size or f"of {_near(options.start)}", dataset=options.dataset,
         step=options.steps if ended else done, steps=options.steps,
         state=_state(folder, ended, done, by_hand), figure=name,
         value=summary.get(name), baseline=summary.get(FIGURES.get(name)),
@@ -133,7 +134,7 @@ def list_runs(folder: str | Path = "runs") -> list[dict]:
     if (any((folder / name).is_file() for name in own)
             and not any(next(folder.glob(f"*/{name}"), None) for name in own)):
         raise ValueError(f"{folder} is a run itself: name the folder that holds it "
-                         f"({folder.parent}).")
+                         f"({_near(str(folder.resolve().parent))}).")
     number = lambda path: (not path.name.isdigit(), path.name.zfill(12))
     return [describe(path) for path in sorted(folder.iterdir(), key=number)
             if path.is_dir() and not path.name.startswith(".")]
@@ -173,7 +174,7 @@ def same_questions(a: Any, b: Any) -> Any:  # two runs, opened; examples
                          f"{b.options.model}, which answer other questions: compare runs "
                          "of one --model.")
     if a.tokenizer.fingerprint != b.tokenizer.fingerprint:
-        other = ("" if a.options.model == "bert" else "; over one text their bits per byte "
+        other = ("" if a.options.model != "gpt" else "; over one text their bits per byte "
                  "can be compared, which minibert evaluate prints")
         raise ValueError(f"{a.folder} and {b.folder} have different vocabularies, so "
                          f"their losses are of different pieces{other}: compare runs "
@@ -247,10 +248,16 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     "Two runs on the same held-out questions, and a picture of their curves."
     from minibert.runs import open_run
     from minibert.weights import load_pretrained
-    picture = Path(out or Path(a).parent / f"{Path(a).name}-and-{Path(b).name}.png")
-    if picture.suffix.lower() != ".png" or picture.is_dir():
+    one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .
+    home = Path(a).parent if Path(a).name else one.parent
+    picture = Path(out or home / f"{one.name}-and-{other.name}.png")
+    if picture.is_dir():
+        raise ValueError(f"{picture} is a folder, and the picture would have that name: give "
+                         "another one with --out.")
+    if picture.suffix.lower() != ".png":
         raise ValueError(f"The picture is to be {picture}, and it is a PNG file: give a "
                          "name that ends in .png.")
+    if out: check_free(picture, "file")
     if not picture.parent.is_dir():
         raise ValueError(f"There is no folder {picture.parent} for the picture: make it, "
                          "or give another --out.")

@@ -9,8 +9,6 @@ import base64
 import html
 import io
 import math
-import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 
 from .asking import began, learned
 from .checkpoints import read_metrics
-from .core import check_free, write_whole
+from .core import check_free, made_whole, write_whole
 from .corpus import Corpus
 from .families import family_of, resolve
 from .head_scores import name_heads, score_heads
@@ -247,14 +245,5 @@ def inspect(
     model, tokenizer, notes = _open(run)
     show = resolve(family_of(model)[1].inspected)
     shown = show(model, tokenizer, text, pair, Path(run), notes)
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    fresh = [path for path in aside.parents if not path.exists()]
-    aside.mkdir(parents=True)
-    try:
-        _write(aside, run, model.config, shown, notes)
-        os.replace(aside, out)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        for path in fresh: path.rmdir()
-        raise
+    with made_whole(out) as aside: _write(aside, run, model.config, shown, notes)
     return out / "index.html"

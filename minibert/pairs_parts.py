@@ -123,6 +123,6 @@ def check_sampler(corpus: Corpus, tokenizer, length: int, short: float) -> None:
     if (usable := (sentences > 1).sum()) < 2:
         raise ValueError(
             "Honest pairs need two documents of two sentences or more, and this corpus "
-            f"has {usable} (of {len(sentences)} documents): give more text, with a "
-            "blank line between documents."
+            f"has {usable} (of {len(sentences)} documents): give more text, in documents "
+            "of several sentences."
         )

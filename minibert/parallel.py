@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .core import stop_signals
+
 # %% auto #0
 __all__ = ['join_processes', 'own_device', 'add_up_', 'any_process', 'share_weights_', 'first_alone', 'check_cut', 'split_batch',
            'asked_to_stop']
@@ -72,9 +74,9 @@ def share_weights_(model: nn.Module) -> None:
 def first_alone(work: Callable[[], int | None]) -> int:  # what the work gave, or 0
     "Let the first process do the work while the others wait for its number."
     first = join_processes()[0] == 0
-    told = torch.tensor([0.0, float(first)])  # the number; 1 until all has gone well
+    told = torch.tensor([0.0, first], dtype=torch.float64)  # the number; 1 until all is well
     try:
-        if first: told = torch.tensor([float(work() or 0), 0.0])
+        if first: told = torch.tensor([work() or 0, 0], dtype=torch.float64)
     finally: add_up_([told])
     if told[1]: sys.exit(2)  # the first has said why
     return int(told[0])
@@ -103,7 +105,7 @@ def split_batch(
 # %% ../nbs/appendix/parallel.ipynb #a5fd96a7
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
-    "While it lasts, Ctrl-C or SIGTERM sets the event; a second one breaks off."
+    "While it lasts, Ctrl-C, SIGTERM or a closed terminal sets the event; a second breaks off."
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -111,8 +113,7 @@ def asked_to_stop() -> Iterator[threading.Event]:
     def note(number, frame):
         if event.is_set(): raise KeyboardInterrupt
         event.set()
-    before = {number: signal.signal(number, note)
-              for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in stop_signals()}
     try: yield event
     finally:
         for number, handler in before.items():

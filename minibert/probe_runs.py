@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .core import check_free, write_whole
+from .core import check_free, made_whole, write_whole
 from .probe_figures import probe_tags
 from .probe_vectors import Row
 from .probing import TaggedText, tag_stories
@@ -182,10 +182,10 @@ def draw_confusion(result: dict):
 def _write(result: dict, out: Path) -> None:
     from minibert.show import write_figure
 
-    out.mkdir(parents=True)
-    write_whole(out / "probe.json", json.dumps(result, indent=1) + "\n")
-    for name, draw in (("layers", draw_layers), ("confusion", draw_confusion)):
-        write_figure(draw(result), out / f"{name}.png")
+    with made_whole(out) as aside:
+        write_whole(aside / "probe.json", json.dumps(result, indent=1) + "\n")
+        for name, draw in (("layers", draw_layers), ("confusion", draw_confusion)):
+            write_figure(draw(result), aside / f"{name}.png")
 
 # %% ../nbs/appendix/probe_runs.ipynb #5f8b26cf
 def run_probe(

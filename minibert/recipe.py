@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -20,9 +20,10 @@ from .core import (
     read_json, read_text, way_on)
 
 # %% auto #0
-__all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'OBJECTIVES', 'NEEDS', 'TrainingConfig', 'check_training', 'schedule_at',
+__all__ = ['RECIPES', 'BACKENDS', 'STARTED', 'OBJECTIVES', 'NEEDS', 'FREE', 'TrainingConfig', 'check_training', 'schedule_at',
            'PretrainOptions', 'read_objectives', 'FinetuneConfig', 'check_effect', 'unmade', 'written_by_hand',
-           'nearest', 'read_options', 'options_file', 'as_record', 'as_yaml']
+           'nearest', 'read_options', 'options_file', 'is_classifier', 'as_record', 'as_yaml', 'from_anywhere',
+           'same_place', 'check_resumed']
 
 # %% ../nbs/appendix/recipe.ipynb #1021808c
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class FinetuneConfig:
     label_column: Name = "label"  # the column that holds the label
     text_pair_column: Name | None = None  # the second text, for tasks about two
     label_names: tuple[str, ...] = ()  # words for the labels 0, 1, ...
-    validation_split: Name = "validation"  # asked in the end; without it a tenth is
+    validation_split: Name | None = None  # asked in the end; None: validation, or a tenth
     frozen: bool = False  # learn the classifier alone, not BERT
     pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
     share: _Part = 1.0  # of the labelled texts
@@ -197,6 +198,9 @@ def _check_options(options: FinetuneConfig) -> None:
     if options.label_column in (options.text_column, pair):
         raise ValueError(f"The column {options.label_column!r} is to be text and label "
                          "at once: give the label's own column.")
+    if options.dataset == "stories" and not os.path.exists("stories"):
+        raise ValueError("The stories have no labels: give a table with a text and a label in "
+                         "each row with --dataset.")
     if options.validation_split == "train":
         raise ValueError("validation_split is 'train', and those are the texts that "
                          "are learned from: give another split; where there is none, "
@@ -369,6 +373,11 @@ def options_file(folder: str | Path, kind: type) -> Path:
     return path
 
 
+def is_classifier(folder: str | Path) -> bool:
+    "Is a folder what minibert finetune made?"
+    return (Path(folder) / "options.json").is_file() and not (Path(folder) / "run.yaml").is_file()
+
+
 def as_record(options: PretrainOptions) -> dict:
     "All options of a run, without those that only say how the command answers."
     return {field.name: getattr(options, field.name) for field in fields(PretrainOptions)}
@@ -377,3 +386,38 @@ def as_record(options: PretrainOptions) -> dict:
 def as_yaml(options: PretrainOptions) -> str:
     "All options of a run as the lines of a file."
     return yaml.safe_dump(as_record(options), sort_keys=False)
+
+# %% ../nbs/appendix/recipe.ipynb #b2f8d011
+def from_anywhere(name: str) -> str:
+    "A name; where a file or a folder has it, its path from the root."
+    return os.path.abspath(name) if os.path.exists(name) else name
+
+
+def same_place(now: str, kept: str) -> bool:
+    "Do both name one thing, or stands the first for a file or folder that has moved?"
+    moved = os.path.isabs(kept) and not os.path.exists(kept) and os.path.exists(now)
+    return moved or from_anywhere(now) == from_anywhere(kept)
+
+
+FREE = "out", "watch", "tensorboard"  # they decide no number: ask for them at any time
+
+
+def check_resumed(
+    options: PretrainOptions | FinetuneConfig,
+    folder: str | Path,  # of the run that they are asked of
+) -> None:
+    "Refuse to go on with other options: ValueError naming each, and both values."
+    kept = [Path(folder) / name for name in (".run.yaml", "run.yaml", "options.json")]
+    began = next((read_options(path, type(options)) for path in kept if path.is_file()),
+                 {})
+    now, where = asdict(options), Path(options.out or folder)
+    differs = [] if where.resolve() == Path(folder).resolve() else [f"--out is {where}"]
+    for name, old in began.items():
+        if name in FREE or name == "run" and not now[name] or now[name] in (old, "auto"): continue
+        if name in ("run", "dataset") and same_place(now[name], old): continue
+        was = f"{began['steps']} steps when it began" if name == "minutes" else old
+        differs.append(f"--{name.replace('_', '-')} was {was} and is {now[name]}")
+    if differs:
+        raise ValueError(f"A run goes on, and is measured, only as it began, and {folder} "
+                         f"is asked for something else ({'; '.join(differs)}): leave that "
+                         "out, undo what was changed in the folder, or start a new run.")

@@ -9,13 +9,13 @@ import json
 import math
 import shutil
 import textwrap
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from .asking import check_learned, learned
+from .asking import began, check_learned, learned, warn_unknown
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
 from .checkpoints import read_metrics
@@ -117,18 +117,18 @@ def with_text(
         tokenizer = open_tokenizer(checkpoint)
         run = Run(folder, options, config, tokenizer, None, None)
     if hasattr(model, "mlm_head"):
-        asked = learned(model, asdict(run.options))
+        asked = learned(model, began(folder))
         if not asked: check_learned(model, checkpoint, "mlm")
         run = replace(run, options=replace(run.options, objectives=",".join(asked)))
     documents = load_documents(dataset, name, "validation", text_column)
     run = replace(run, options=replace(run.options, dataset=dataset),
                   val=Corpus.build(documents, run.tokenizer))
+    warn_unknown(dataset, run.tokenizer, run.val.ids)
     try: ruler(run)
     except ValueError as problem:
-        why, _, advice = str(problem).partition(": give more text")
-        if not advice: raise
-        raise ValueError(f"{dataset} is too short: {why[0].lower()}{why[1:]}: give more "
-                         "text.") from None
+        if ": give more text" not in (said := str(problem)): raise
+        said = said.partition(", or a length")[0].rstrip(".")  # nobody gives one here
+        raise ValueError(f"{dataset} is too short: {said[0].lower()}{said[1:]}.") from None
     return run
 
 # %% ../nbs/appendix/report.ipynb #c9a8afca
@@ -321,11 +321,11 @@ def draw_curves(lines: list[dict], summary: dict):
     return show_curves(curves, lines=base, alt=alt)
 
 # %% ../nbs/appendix/report.ipynb #83b5bfd3
-def check_diverged(lines: list[dict]) -> None:
-    "FloatingPointError where the loss ended far above that of the first line."
+def check_diverged(lines: list[dict], most: float = 0.0) -> None:
+    "FloatingPointError where the loss ended far above that of the first line, and above `most`."
     losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
     first, last = (list(losses.values())[k] for k in (0, -1)) if losses else (0, 0)
-    if last <= 2 * first: return
+    if last <= max(2 * first, most): return
     step = next(step for step, loss in losses.items() if loss > 2 * first)
     raise FloatingPointError(
         f"The training diverged at step {step}, from a loss of {first:.4g} to {last:.4g} in "
@@ -337,7 +337,7 @@ def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     from minibert.show import write_figure
     say("Measuring on held-out text ...")
     model, lines = model.cpu(), read_metrics(run.folder)
-    check_diverged(lines)
+    check_diverged(lines, 1 + math.log(run.config.vocab_size))  # that of even guesses
     save_pretrained(model, run.tokenizer, run.folder)
     shutil.rmtree(run.folder / START, ignore_errors=True)  # it has weights of its own now
     summary = measure(model, run) | dict(train_seconds=seconds)

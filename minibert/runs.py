@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -20,17 +20,19 @@ from typing import Any
 from filelock import FileLock, Timeout
 from torch import nn
 
+from .asking import began, keep_learned, learned, warn_unknown
 from .callbacks import Callback, TensorBoard
 from .checkpoints import check_begins, only_run_in, seconds_trained
 from .config_files import config_text
-from .core import (
-    choose_precision, going_on, list_checkpoints, seeded, typed, write_whole)
+from minibert.core import (
+    check_name, choose_precision, going_on, list_checkpoints, naming, seeded, typed,
+    write_whole)
 from .corpus import Corpus
 from .documents import load_documents, sample_sentences
 from .evaluation import evaluate
 from .families import family_of, find_family, resolve
 from .files import read_kind
-from .finetune_runs import run_finetuning, same_place
+from .finetune_runs import run_finetuning
 from .heads import BertForPreTraining
 from .kinds import KINDS, check_start, examples_of, with_dropout
 from .optimizers import make_optimizers
@@ -39,17 +41,17 @@ from .pairs import PairSampler
 from .parallel import asked_to_stop, first_alone, join_processes, own_device
 from .progress import Progress, is_shown, say
 from .recipe import (
-    FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, read_options)
+    FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, check_resumed, read_options)
 from .sums import check_sum, keep_sums
 from .tokenizer import WordPieceTokenizer
 from .training import fit, resume, train_step
 from .weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
-__all__ = ['START', 'VAL_SEED', 'FREE', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
+__all__ = ['START', 'VAL_SEED', 'first_form', 'old_form', 'prepare', 'training_config', 'Run', 'open_run', 'fresh_model',
            'numpy_weights', 'seconds_a_step', 'steps_in', 'ruler', 'new_folder', 'alone', 'claim_folder', 'start_run',
-           'settle', 'make_run', 'begin', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'check_resumed',
-           'go_on', 'begin_again', 'tune']
+           'settle', 'make_run', 'begin', 'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'go_on',
+           'begin_again', 'tune']
 
 # %% ../nbs/appendix/runs.ipynb #8366e835
 def first_form(
@@ -76,6 +78,7 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
     tokenizer = open_tokenizer(options.start)
     model.config = with_dropout(model.config, options.dropout)
     save_pretrained(model, None, folder / START)
+    if options.model == "bert": keep_learned(folder, learned(model, began(options.start)))
     return model.config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #7ba04a6c
@@ -227,10 +230,14 @@ def ruler(run: Run) -> Any:  # a PairSampler, or other examples
 def new_folder(out: str | None, where: str = "runs") -> Path:
     "The folder that a run is to have; FileExistsError with a sentence if it is there."
     if out is None:
-        names = (re.fullmatch(r"(\d{1,12})|\.(\d{1,12})\.making.*", path.name)
-                 for path in Path(where).glob("*"))
+        if os.path.lexists(where) and not os.path.isdir(where):
+            raise NotADirectoryError(f"{where} is a file, or a link that leads nowhere, and the "
+                                     "runs go there: move it, or name a folder with --out.")
+        there = os.listdir(where) if os.path.lexists(where) else ()
+        names = (re.fullmatch(r"(\d{1,15})|\.(\d{1,15})\.making.*", name) for name in there)
         taken = [int(name[1] or name[2]) for name in names if name]
         return Path(where) / str(max(taken, default=0) + 1)
+    check_name(out)
     if os.path.lexists(out):
         raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
                               "with a run by --resume.")
@@ -245,14 +252,19 @@ def alone(out: str | None) -> Iterator[None]:
         yield
         return
     lock = folder.with_name(f".{folder.name}.lock")
+    fresh = [path for path in lock.parents if not path.exists()]
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(lock, timeout=0):
             try: yield
             finally:
-                with suppress(OSError): lock.unlink()  # Windows does it a moment later
+                with suppress(OSError):
+                    lock.unlink()  # Windows does it a moment later
+                    for path in fresh: path.rmdir()  # where nothing has come into it
     except Timeout:
-        raise FileExistsError(f"{out} is being made by another minibert pretrain: wait for "
+        if not lock.exists(): raise PermissionError(
+            f"{out} cannot be made: nothing can be written into {lock.parent}.") from None
+        raise FileExistsError(f"{out} is being made by another minibert: wait for "
                               "it, or give a new folder with --out.") from None
 
 
@@ -279,6 +291,7 @@ def start_run(options: PretrainOptions, aside: Path) -> PretrainOptions:
     training = training_config(options)
     texts = (Corpus.open(aside / p, tokenizer, check=False) for p in ("corpus", "val"))
     run = Run(aside, options, config, tokenizer, *texts)
+    for text in run.train, run.val: warn_unknown(options.dataset, tokenizer, text.ids)
     sampler = examples_of(options.model, run.train, tokenizer, training)  # may refuse
     try: ruler(run)
     except ValueError as problem:
@@ -310,19 +323,16 @@ def settle(options: PretrainOptions, aside: Path, folder: Path) -> Path:  # the 
 # %% ../nbs/appendix/runs.ipynb #07e78eae
 def make_run(options: PretrainOptions) -> int:  # the folder's number; 0 where --out names it
     "Make the run's folder, whole or not at all."
-    home = Path("runs") if options.out is None else Path(options.out).parent
-    fresh = [path for path in (home, *home.parents) if not path.exists()]
-    try:
-        with alone(options.out):
-            folder, aside = claim_folder(options.out)
-            try: folder = settle(start_run(options, aside), aside, folder)
-            except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
-    except BaseException:
-        for path in fresh:
-            with suppress(OSError): path.rmdir()  # another run may be in it
-        raise
+    with alone(options.out):
+        fresh = not os.path.lexists("runs")
+        folder, aside = claim_folder(options.out)
+        try:
+            with naming(folder, aside): folder = settle(start_run(options, aside), aside, folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            if fresh:
+                with suppress(OSError): os.rmdir("runs")  # another run may be in it
+            raise
     return int(folder.name) if options.out is None else 0
 
 # %% ../nbs/appendix/runs.ipynb #79e8d839
@@ -420,30 +430,6 @@ def train(
         progress=is_shown())
     return model, seconds_trained(run.folder)
 
-# %% ../nbs/appendix/runs.ipynb #b2f8d011
-FREE = "out", "watch", "tensorboard"  # they decide no number: ask for them at any time
-
-
-def check_resumed(
-    options: PretrainOptions | FinetuneConfig,
-    folder: str | Path,  # of the run that they are asked of
-) -> None:
-    "Refuse to go on with other options: ValueError naming each, and both values."
-    kept = [Path(folder) / name for name in (".run.yaml", "run.yaml", "options.json")]
-    began = next((read_options(path, type(options)) for path in kept if path.is_file()),
-                 {})
-    now, where = asdict(options), Path(options.out or folder)
-    differs = [] if where.resolve() == Path(folder).resolve() else [f"--out is {where}"]
-    for name, old in began.items():
-        if name in FREE or name == "run" and not now[name]: continue
-        if name in ("run", "dataset") and same_place(now[name], old): continue
-        if now[name] != old:
-            differs.append(f"--{name.replace('_', '-')} was {old} and is {now[name]}")
-    if differs:
-        raise ValueError(f"A run goes on, and is measured, only as it began, and {folder} "
-                         f"is asked for something else ({'; '.join(differs)}): leave that "
-                         "out, undo what was changed in the folder, or start a new run.")
-
 # %% ../nbs/appendix/runs.ipynb #a1c5c538
 def go_on(
     options: PretrainOptions,  # those of the run, perhaps with others of FREE
@@ -456,7 +442,7 @@ def go_on(
                          "to go on from: start anew with --config "
                          f"{typed(Path(folder) / 'run.yaml')} --out and a new folder.")
     check_resumed(options, run.folder)
-    run = replace(run, options=options)
+    run = replace(run, options=replace(options, precision=run.options.precision))
     if not list_checkpoints(folder): return run, *begin_again(run)
     training = training_config(run.options)
     sampler = examples_of(run.options.model, run.train, run.tokenizer, training)
@@ -487,14 +473,14 @@ def tune(options: dict) -> tuple[Path, dict]:  # the new folder, the figures
     def number() -> int:  # of the folder; 0 where `out` names it
         folder = new_folder(own["out"])
         return int(folder.name) if own["out"] is None else 0
-    tried = None
+    tried, held = None, alone(own["out"]) if join_processes()[0] == 0 else nullcontext()
     while True:
         chosen = first_alone(number)
         folder = Path(f"runs/{chosen}" if own["out"] is None else own["out"])
         config = FinetuneConfig(**own | dict(out=str(folder)))
         try:
-            with going_on("finetune", folder):
+            with held, going_on("finetune", folder):
                 return folder, run_finetuning(config, progress=is_shown())
         except FileExistsError:
-            if folder == tried: raise
-            tried = folder
+            if folder == tried or own["out"]: raise
+            tried, held = folder, nullcontext()

@@ -8,20 +8,27 @@ from __future__ import annotations
 import csv
 import errno
 import glob
+import logging
 import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
+from pkgutil import iter_modules
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from .sums import sum_of
 
 # %% auto #0
 __all__ = ['TABLES', 'text_files', 'CsvRows', 'load_table', 'system_refusal']
 
 # %% ../nbs/appendix/tables.ipynb #9269b213
-_READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json",
+_READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".ndjson": "json",
             ".csv": "csv", ".tsv": "csv"}
 TABLES = tuple(_READERS)
 _ABOUT = re.compile("readme|license|licence|notice|citation|vocab", re.IGNORECASE)
@@ -143,6 +150,9 @@ def _check_names(path: Path, names: list[str], mark: str) -> None:
     if len(names) == 1 and other:
         raise ValueError(f"The first line of {path} is one column, with {other[0]!r} in its "
                          f"name: separate columns by {mark!r}.")
+    if odd := [name for name in names if name != name.strip()]:
+        raise ValueError(f"The first line of {path} names the column {odd[0]!r}, with a space "
+                         "at its edge: take that out.")
     if twice := {name for name in names if name and names.count(name) > 1}:
         raise ValueError(f"The first line of {path} names the column {min(twice)!r} "
                          "twice: give each column a name of its own.")
@@ -159,6 +169,7 @@ def _checked(row: list[str], path: Path, line: int, names: list[str], mark: str)
                          "end: a double quote is opened lines before it is closed, so write "
                          "it twice, within double quotes around the cell.")
     return row
+
 
 # %% ../nbs/appendix/tables.ipynb #5a81c0d6
 class CsvRows:
@@ -213,6 +224,10 @@ def _check_there(source, name):
     if path.is_file() or path.is_dir(): return _check_local(path.absolute(), source, name)
     if path.exists():
         raise ValueError(f"{source} is neither a file nor a folder: give one of them.")
+    readers = {module.name for module in iter_modules(_library().packaged_modules.__path__)}
+    if text in readers:  # the library would read every file below this folder
+        raise ValueError(f"There is no file or folder {text}, and no data set has that name: "
+                         "check its path.")
     named = path.suffix.lower() in (*TABLES, ".txt", ".md") or text[:1] in ("/", "~", ".")
     if named or text.count("/") > 1:
         raise ValueError(f"There is no file or folder {text}: check its path.")
@@ -233,6 +248,42 @@ def _check_local(path, source, name):
                          "rename it without any of * ? [ and ::.")
 
 
+def _described_files(path, name):
+    "The CSV tables of each split that a folder's README.md names; {} where it says more."
+    with TemporaryDirectory() as empty:  # what was kept of another folder says nothing here
+        builder = _library().load_dataset_builder(str(path.absolute()), name, cache_dir=empty)
+    plain = builder.info.features is None and getattr(builder.config, "sep", "") == ","
+    files = {split: [Path(file) for file in files]
+             for split, files in (builder.config.data_files or {}).items()}
+    csvs = all(_READERS.get(file.suffix.lower()) == "csv" and file.is_file()
+               for file in chain(*files.values()))
+    return files if plain and csvs else {}
+
+
+def _check_parquet(files):
+    "Refuse Parquet files without rows, with one name twice, or that tell of other columns."
+    import pyarrow.parquet as parquet
+    told = {}
+    for file in files:
+        try: about = parquet.ParquetFile(file)
+        except Exception: continue  # the library says what it is
+        with about:
+            names, more = about.schema_arrow.names, about.schema_arrow.metadata or {}
+            if not about.metadata.num_rows: raise ValueError(f"The table {file} has no row.")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"The table {file} names the column {twice[0]!r} twice: give each "
+                             "column a name of its own.")
+        told[file] = more.get(b"huggingface")
+    if len({*told.values()}) > 1:
+        one, other = (next(file for file in told if told[file] == about)
+                      for about in list(dict.fromkeys(told.values()))[:2])
+        raise ValueError(f"{one} and {other} describe their columns, or the order of their labels, "
+                         "in different ways: write them anew, alike.")
+
+
+_SPLITS = r"(?:^|[\W_\d])(train|training|test|testing|eval|valid|validation|val|dev)(?:[\W_\d]|$)"
+
+
 def _split_files(path):
     "The tables of each split, a file's or a folder's; ValueError where one is in none."
     if path.is_file(): return {"train": [path]}
@@ -246,6 +297,9 @@ def _split_files(path):
               for split, files in found.items()}
     count = Counter(chain(*splits.values()))
     for file in tables:
+        if re.search(_SPLITS, file.stem, re.I) and not re.search(_SPLITS, file.stem):
+            raise ValueError(f"The name of {file} says its split in capitals, which nothing reads: "
+                             "rename it in small letters.")
         if count[file] != 1:
             said = "several splits" if count[file] else "no split, and others do"
             raise ValueError(f"The name of {file} says {said} ({', '.join(map(str, splits))}): "
@@ -270,16 +324,24 @@ def _check_kept(place):
                          "environment variable HF_HOME.") from None
 
 
+def _by_content(path):
+    "Where the library keeps what it makes of local files: it tells them apart by name and date."
+    files = [path] if path.is_file() else list(_below(path))
+    told = "\n".join(f"{file} {sum_of(file)}" for file in files if file.is_file())
+    return str(Path(_library().config.HF_DATASETS_CACHE) / sha256(told.encode()).hexdigest()[:16])
+
+
 def _open_data(source, name, streaming, splits):
     "The splits of a data set: from local tables, the hub, or what was kept of it."
     datasets, path = _library(), Path(source).absolute()
+    kept = {} if streaming or not path.exists() else dict(cache_dir=_by_content(path))
     if splits:
         files = {split: [glob.escape(str(file.absolute())) for file in files]
                  for split, files in splits.items()}
         reader = _READERS[splits.popitem()[1][0].suffix.lower()]
-        return datasets.load_dataset(reader, data_files=files, streaming=streaming)
-    if path.exists(): source = path
-    elif not datasets.config.HF_HUB_OFFLINE and not _hub_answers(str(source)):
+        return datasets.load_dataset(reader, data_files=files, streaming=streaming, **kept)
+    if path.exists(): return datasets.load_dataset(str(path), name, streaming=streaming, **kept)
+    if not datasets.config.HF_HUB_OFFLINE and not _hub_answers(str(source)):
         return _open_kept(str(source), name)
     return datasets.load_dataset(str(source), name, streaming=streaming)
 
@@ -292,18 +354,16 @@ def load_table(
     "The splits of a data set, by name or local path; ValueError with one sentence."
     _check_there(source, name)
     path = Path(source)
-    splits = _split_files(path) if path.exists() and not _described(path) else {}
+    described = path.is_dir() and _described(path)
+    splits = {} if described or not path.exists() else _split_files(path)
+    if described:
+        with _library_speaks(source, name): splits = _described_files(path, name)
     if any(_READERS[file.suffix.lower()] == "csv" for file in chain(*splits.values())):
         return {split: CsvRows(files) for split, files in splits.items()}
+    _check_parquet([file for file in chain(*splits.values()) if file.suffix.lower() == ".parquet"])
     datasets = _library()
     if not streaming: _check_kept(Path(datasets.config.HF_DATASETS_CACHE))
-    bars = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try: return _open_data(source, name, streaming, splits)
-    except Exception as error:
-        raise system_refusal(error) or _not_loaded(source, name, error) from None
-    finally:
-        if bars: datasets.enable_progress_bars()
+    with _library_speaks(source, name): return _open_data(source, name, streaming, splits)
 
 # %% ../nbs/appendix/tables.ipynb #f8178a5f
 _REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EIO}
@@ -316,15 +376,35 @@ def system_refusal(error: BaseException | None) -> OSError | None:
         error = error.__cause__ or error.__context__
 
 
+@contextmanager
+def _library_speaks(source, name):
+    "While it lasts, the library draws no bars, and what it raises becomes one sentence."
+    datasets = _library()
+    bars, log = datasets.is_progress_bar_enabled(), logging.getLogger("datasets")
+    datasets.disable_progress_bars()
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # what it has to say, it raises, too
+    try: yield
+    except Exception as error:
+        raise system_refusal(error) or _not_loaded(source, name, error) from None
+    finally:
+        log.setLevel(level)
+        if bars: datasets.enable_progress_bars()
+
+
 def _not_loaded(source, name, error):
     "One sentence for whatever the library of data sets raises."
     if type(error).__name__.startswith("DatasetGeneration") and error.__cause__:
         error = error.__cause__  # it says what was wrong
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines[1:] and lines[0].startswith("An error occurred"): lines = lines[1:]
-    said = (lines or [""])[0].rstrip(".")[:160]
+    described = Path(source).is_dir() and _described(Path(source))
+    said = " ".join(lines[:2] if described else lines[:1]).rstrip(".")[:240]
     shown = source if name is None else f"{source}, {name}"
     failed = f"{shown} could not be loaded ({type(error).__name__}: {said}): "
+    if described:
+        return ValueError(f"The folder {failed}check the lines in its README.md, the files that "
+                          "they name, and --name, which chooses a configuration.")
     if Path(source).exists():
         return ValueError(f"The table {failed}check that it is whole, in UTF-8, and of the "
                           "kind that its ending says.")

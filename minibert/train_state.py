@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .callbacks import Callback, join_figures
 from .checkpoints import (
-    append_metrics, check_same, cut_metrics, keep_batch, latest_checkpoint,
+    append_metrics, check_present, check_same, cut_metrics, keep_batch, latest_checkpoint,
     restore_optimizers_, save_checkpoint)
 from .core import choose_precision, list_checkpoints, way_on
 from .families import family_of
@@ -64,6 +64,7 @@ class TrainState:
     def save(self, measured: dict[str, float]) -> None:
         "Write a checkpoint, where there is a folder and this is the first process."
         if self.folder is None or not self.first: return
+        check_present(self.folder)
         seconds = self.seconds + time.monotonic() - self.began
         save_checkpoint(self.folder, self.step, self.model, self.optimizers, self.about,
                         self.config.keep_checkpoints, measured, seconds)
@@ -123,7 +124,9 @@ def log_line(
     state.history.append(line)
     bar.tell({name.removesuffix("_loss"): value for name, value in line.items()
               if name.endswith("_loss") and (name not in measured or name == "val_loss")})
-    if state.folder and state.first: append_metrics(state.folder, line)
+    if state.folder and state.first:
+        check_present(state.folder)
+        append_metrics(state.folder, line)
     for callback in callbacks:
         if callback.on_log: callback.on_log(state.history)
 

@@ -94,7 +94,7 @@ def learn_pieces(
     if vocab_size < len(pieces):
         raise ValueError(
             f"A vocabulary of {vocab_size} has no room for {len(pieces)} specials and "
-            "characters of these texts: allow more, or lower limit_alphabet.")
+            "characters of these texts: allow more; in Python, a lower limit_alphabet helps, too.")
     ids, pairs = {piece: k for k, piece in enumerate(pieces)}, _Pairs(words, pieces)
     while len(ids) < vocab_size and (best := pairs.pop(min_frequency)):
         (left, right), changes = best[0], []

@@ -343,7 +343,7 @@ def test_mistakes_get_a_sentence_and_leave_nothing(run, tmp_path):
         (("pretrain", "--dataset", file("good.txt", good), "--vocab-size", 9, "--out", "new"), "no room"),
         (("pretrain", "--dataset", tmp_path / "good.txt", "--length", 3, "--out", "new"), "5 places"),
         (("pretrain", "--out", run), "exists"),
-        (("pretrain", "--resume", tmp_path), "not the folder of a run"),
+        (("pretrain", "--resume", tmp_path), "There is no"),
         (("pretrain", "--config", tmp_path / "good.txt"), "options"),
         (("evaluate", tmp_path / "none"), "not the folder of a run"),
         (("fill-mask", tmp_path / "none", "a [MASK]"), "none"),
@@ -457,7 +457,7 @@ def test_resume_ignores_no_option(run, tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     (tmp_path / "seven.yaml").write_text("steps: 7\n")
     asked = {"--steps 50": ("--steps", "4", "50"), "--steps 1100": ("--steps", "4", "1100"), "--lr 0.1": ("--learning-rate", "0.004", "0.1"),
-             "--minutes 3": ("--minutes", "None", "3"), "--size mini": ("--size", "tiny", "mini"), "--seed 1": ("--seed", "0", "1"),
+             "--minutes 3": ("--minutes", "4 steps when it began", "3"), "--size mini": ("--size", "tiny", "mini"), "--seed 1": ("--seed", "0", "1"),
              "--dataset other": ("--dataset", "stories", "other"), "--whole-words": ("--whole-words", "False", "True"),
              "--recipe bert": ("--optimizer", "muon", "adamw"), f"--config {tmp_path}/seven.yaml": ("--steps", "4", "7"),
              "--checkpoint-steps 9": ("--checkpoint-steps", "500", "9"), f"--out {tmp_path}/new": ("--out", "new")}

@@ -111,7 +111,7 @@ def test_the_second_of_two_is_refused_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
     with FileLock(tmp_path / "deep/.new.lock"):
         told = leaves_nothing("pretrain", *QUICK, "--out", "deep/new", cwd=tmp_path)
-    assert "deep/new is being made by another minibert pretrain: wait for it, or give a new folder with --out" in told
+    assert "deep/new is being made by another minibert: wait for it, or give a new folder with --out" in told
 
 
 @pytest.mark.parametrize("out", ["new", "deep/deeper/new"])

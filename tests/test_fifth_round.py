@@ -1,0 +1,368 @@
+"""Causes that a fifth round of tries has found: data read in silence, options that were taken for others, advice that didn't help."""
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command import COMMAND, QUICK, call, leaves_nothing, quick, refused, start
+
+NEXT = "A run goes on, and is measured, only as it began"
+
+
+def rows(labels=("anna", "tom"), count=40):
+    return [(f"{labels[n % 2].title()} lost the ball {n} .", labels[n % 2]) for n in range(count)]
+
+
+def write_csv(path, labels=("anna", "tom"), count=40):
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w", newline="", encoding="utf8") as file: csv.writer(file).writerows([("text", "label"), *rows(labels, count)])
+
+
+@pytest.fixture(scope="module")
+def tuned(run, tmp_path_factory):
+    "A folder with a base, `who.csv`, a tuned classifier `tuned` and a frozen one, `frozen`."
+    home = tmp_path_factory.mktemp("fifth")
+    shutil.copytree(run, home / "base")
+    write_csv(home / "who.csv")
+    call("finetune", "base", "--dataset", "who.csv", "--epochs", 1, "--length", 16, "--out", "tuned", cwd=home)
+    call("finetune", "base", "--dataset", "who.csv", "--frozen", "--length", 16, "--out", "frozen", cwd=home)
+    return home
+
+
+@pytest.fixture
+def home(tuned, tmp_path):
+    "A copy of that folder."
+    return shutil.copytree(tuned, tmp_path / "home")
+
+
+SAID = [  # words, what the sentence says
+    ("classify tuned a --model", "classify has no option --model"),
+    ("classify tuned --json=false", "--json is a switch and takes no value"),
+    ("generate base --quiet=false --tokens 2", "--quiet is a switch"),
+    ("finetune base --dataset who.csv --frozen=false", "--frozen is a switch"),
+    ("pretrain --watch=no", "--watch is a switch"), ("pretrain --no-watch=yes", "--no-watch is a switch"),
+    ("generate base one --top-p 1.1", "top_p is 1.1: give a share above 0, to 1."),
+    ("generate base one --top-p 0", "top_p is 0.0: give a share above 0, to 1."),
+    ("generate base one --temperature 1e-10", "temperature is 1e-10: give 0, or a number of 1e-09 or more."),
+    ("pretrain --resume nowhere --print-config", "There is no nowhere/run.yaml"),
+    ("pretrain --resume base --print-config", "leave one out"),
+    ("pretrain --resume base --model t5", "--model was bert and is t5"),
+    ("pretrain --backend numpy --model gpt", "A gpt has no backend numpy: leave backend out"),
+    ("fill-mask . [MASK]", ". holds no config.json, so it is no checkpoint"),
+    ("inspect base a --out who.csv/q", "who.csv/q cannot be made: who.csv is no folder"),
+    ("parity base --out who.csv/q", "who.csv is no folder"),
+    ("evaluate tuned", "tuned is a classifier"), ("evaluate tuned --dataset x.txt", "tuned is a classifier"),
+    ("finetune base --dataset stories", "The stories have no labels"),
+    ("finetune base --dataset who.csv --validation-split validation", "has the splits train, and validation was asked for"),
+    ("pretrain --dataset text", "no file or folder text, and no data set has that name"),
+    ("finetune base --dataset csv", "no file or folder csv"),
+    ("pretrain --dataset . --out sub/run", "The run's folder sub/run is inside ."),
+    ("finetune base --dataset base --out base/x", "is inside base"),
+    ("compare base base --out base/curves.png", "base/curves.png exists"),
+    (f"finetune base --dataset who.csv --out {'n' * 230}", "File name too long"),
+    (f"inspect base a --out {'n' * 230}", "File name too long"),
+    ("--tyro-write-completion bash base/run.yaml", "base/run.yaml exists"),
+]
+
+
+@pytest.mark.parametrize("words,said", SAID)
+def test_it_is_refused_before_anything_is_written(tuned, words, said):
+    assert said in leaves_nothing(*words.split(), cwd=tuned)
+
+
+def test_a_home_is_a_home_in_a_file_and_behind_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "o.yaml").write_text("out: ~/made\n")
+    for words in (("--config", "o.yaml"), ("--out=~/made",)):
+        assert f"out: {tmp_path}/me/made" in call("pretrain", *words, "--print-config", cwd=tmp_path)[0]
+    assert f"{tmp_path}/me/no" in refused("fill-mask", "~/no", "[MASK]", cwd=tmp_path) and not (tmp_path / "~").exists()
+
+
+def test_an_empty_pair_is_not_to_be_none(tuned):
+    assert "or None" not in refused("classify", "tuned", "a", "--pair", "", cwd=tuned)
+
+
+def test_world_size_is_no_riddle(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    assert "start it without torchrun" in refused("pretrain", "--backend", "numpy", cwd=tmp_path)
+
+
+def test_the_runs_of_a_start_are_listed_and_places_are_resolved(home):
+    words = [word for word in QUICK if word not in ("--vocab-size", "1000")]
+    call("pretrain", "--start", "base", *words, "--out", "more", cwd=home)
+    assert "of base" in call("runs", ".", cwd=home)[0]
+    assert f"({home})" in refused("runs", ".", cwd=home / "base")
+    call("compare", ".", "../more", "--out", "../c.png", cwd=home / "base")
+    call("compare", ".", "../more", cwd=home / "base")
+    assert (home / "base-and-more.png").exists() and not (home / "base/-and-more.png").exists()
+    (home / "more-and-base.png").mkdir()
+    assert "more-and-base.png is a folder" in refused("compare", "more", "base", cwd=home)
+    (home / "more/model.safetensors").unlink()
+    assert "go on with" in call("runs", ".", cwd=home)[0]
+
+
+def test_a_large_number_among_the_runs_is_counted_on(tmp_path):
+    (tmp_path / "runs/20261122").mkdir(parents=True)
+    call("pretrain", *QUICK, cwd=tmp_path)
+    assert (tmp_path / "runs/20261123/model.safetensors").exists()
+
+
+def test_runs_that_are_no_folder_are_named(tmp_path):
+    (tmp_path / "runs").symlink_to("gone")
+    assert "runs is a file, or a link that leads nowhere" in refused("pretrain", *QUICK, cwd=tmp_path)
+    assert "is being made" not in refused("pretrain", *QUICK, "--out", "/proc/x", cwd=tmp_path)
+
+
+def test_a_lucky_first_batch_is_no_divergence():
+    from minibert.report import check_diverged
+    lines = [dict(step=n, loss=loss) for n, loss in enumerate((0.84, 2.79, 3.76), start=1)]
+    check_diverged(lines, 7.9)
+    with pytest.raises(FloatingPointError, match="diverged at step 2"): check_diverged(lines)
+    with pytest.raises(FloatingPointError, match="from a loss of 0.84 to 900"): check_diverged([*lines, dict(step=4, loss=900.0)], 7.9)
+
+
+def test_what_a_start_has_not_learned_its_runs_have_not(run, tmp_path):
+    words = [word for word in QUICK if word not in ("--vocab-size", "1000")]
+    call("pretrain", *QUICK, "--objectives", "mlm", "--out", "a", cwd=tmp_path)
+    call("pretrain", "--start", "a", *words, "--objectives", "mlm", "--out", "b", cwd=tmp_path)
+    assert "no trained head for nsp" in refused("next-sentence", "b", "x", "y", cwd=tmp_path)
+    call("fill-mask", "b", "a [MASK]", cwd=tmp_path)
+    call("pretrain", "--start", "b", *words, "--objectives", "nsp", "--out", "c", cwd=tmp_path)
+    for ask in (("next-sentence", "c", "x", "y"), ("fill-mask", "c", "a [MASK]")): call(*ask, cwd=tmp_path)
+    write_csv(tmp_path / "who.csv")
+    call("finetune", "b", "--dataset", "who.csv", "--frozen", "--length", 16, "--out", "m", cwd=tmp_path)
+    assert "m has no trained pooler" in refused("finetune", "m", "--dataset", "who.csv", "--frozen", "--pooling", "cls", cwd=tmp_path)
+
+
+def test_resume_takes_auto_for_what_was_chosen_and_names_what_minutes_became(home):
+    call("pretrain", "--resume", "base", "--precision", "auto", cwd=home)
+    assert "--minutes was 4 steps when it began and is 0.5" in refused("pretrain", "--resume", "base", "--minutes", 0.5, cwd=home)
+
+
+def changed(home, labels): write_csv(home / "who.csv", labels)
+
+
+def test_a_frozen_classifier_goes_on_with_nothing_else(home):
+    shutil.rmtree(home / "frozen")
+    call("finetune", "base", "--dataset", "who.csv", "--frozen", "--length", 16, "--out", "frozen", cwd=home)
+    before = (home / "frozen/figures.json").read_bytes()
+    changed(home, ("tom", "anna"))
+    assert "frozen goes on only as it began" in refused("finetune", "--resume", "frozen", cwd=home)
+    changed(home, ("anna", "tom"))
+    call("pretrain", *quick("--seed", 5), "--out", "other", cwd=home)
+    shutil.rmtree(home / "base"), shutil.move(home / "other", home / "base")
+    assert "the weights of the model have changed" in refused("finetune", "--resume", "frozen", cwd=home)
+    assert (home / "frozen/figures.json").read_bytes() == before
+
+
+def test_the_part_that_is_asked_in_the_end_is_held_too(home):
+    for part in ("train", "validation"): write_csv(home / f"d/{part}.csv")
+    call("finetune", "base", "--dataset", "d", "--epochs", 1, "--length", 16, "--out", "t", cwd=home)
+    write_csv(home / "d/validation.csv", ("tom", "anna"))
+    assert "those that are asked in the end have changed (" in refused("finetune", "--resume", "t", cwd=home)
+
+
+def test_a_file_of_a_finished_classifier_begins_another(home):
+    call("finetune", "--config", "tuned/options.json", "--out", "again", cwd=home)
+    assert (home / "again/figures.json").read_bytes() == (home / "tuned/figures.json").read_bytes()
+
+
+# ---- tables
+
+def fails(home, said, *words): assert said in refused("finetune", "base", "--dataset", *words, cwd=home)
+
+
+def test_labels_that_are_numbers_are_no_places(home):
+    write_csv(home / "d/train.csv", ("1", "2")), write_csv(home / "d/validation.csv", ("0", "1"))
+    fails(home, "has the label '0', and the classifier knows 1, 2", "d")
+
+
+def test_a_split_that_is_not_there_is_named(home):
+    write_csv(home / "e/test.csv")
+    fails(home, "e has the splits test, and train was asked for", "e")
+    assert "has the splits test, and train was asked for" in refused("pretrain", "--dataset", "e", cwd=home)
+    write_csv(home / "f/train.csv"), write_csv(home / "f/dev.csv")
+    fails(home, "has the splits train, validation, and dev was asked for", "f", "--validation-split", "dev")
+
+
+def test_names_of_labels_may_have_a_space_beside_them(home):
+    call("finetune", "base", "--dataset", "who.csv", "--label-names", " anna", "tom ", "--frozen", "--length", 16, "--out", "n", cwd=home)
+    assert json.loads((home / "n/figures.json").read_text())["labels"] == ["anna", "tom"]
+
+
+def test_capitals_and_spaces_in_names_are_refused(home):
+    write_csv(home / "d/TRAIN.CSV"), write_csv(home / "d/Validation.Csv")
+    fails(home, "rename it in small letters", "d")
+    (home / "s.csv").write_text('text," label"\na,b\n')
+    fails(home, "names the column ' label', with a space at its edge", "s.csv")
+
+
+def test_two_stray_quotes_are_noticed(home):
+    good = "\n".join(f"{label},{text}" for text, label in rows())
+    (home / "q.csv").write_text(f'label,text\n{good}\nanna,"Anna said\ntom,Tom left.\nanna,she fell."\n')
+    with pytest.warns(UserWarning, match="row 41 of .* holds a line that reads as another row"):
+        call("finetune", "base", "--dataset", "q.csv", "--frozen", "--length", 16, "--out", "q", cwd=home)
+
+
+def described(folder, name="train.csv", labels=("anna", "tom")):
+    write_csv(folder / name, labels)
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {name}\n---\n")
+
+
+def test_two_folders_of_one_name_are_two(home):
+    for part, labels in (("one", ("happy", "sad")), ("two", ("01", "1"))):
+        (home / part).mkdir()
+        described(home / part / "d", labels=labels)
+        call("finetune", "base", "--dataset", f"{part}/d", "--frozen", "--length", 16, "--out", f"{part}/r", cwd=home)
+        assert json.loads((home / part / "r/figures.json").read_text())["labels"] == [*labels]
+
+
+def test_a_described_folder_says_what_is_missing(home):
+    described(home / "d")
+    (home / "d/README.md").write_text("---\nconfigs:\n- config_name: a\n  data_files: train.csv\n- config_name: b\n  data_files: train.csv\n---\n")
+    told = refused("finetune", "base", "--dataset", "d", cwd=home)
+    assert "['a', 'b']" in told and "--name, which chooses a configuration" in told
+    (home / "d/README.md").write_text("---\nconfigs:\n- config_name: a\n  data_files: gone.csv\n---\n")
+    fails(home, "check the lines in its README.md", "d")
+
+
+def test_a_file_of_the_same_name_and_day_is_read(home):
+    for labels in (("happy", "sad"), ("dull", "keen")):
+        (home / "x.jsonl").write_text("".join(json.dumps(dict(text=text, label=label)) + "\n" for text, label in rows(labels)))
+        os.utime(home / "x.jsonl", (1.7e9, 1.7e9))
+        out = "-".join(labels)
+        call("finetune", "base", "--dataset", "x.jsonl", "--frozen", "--length", 16, "--out", out, cwd=home)
+        assert json.loads((home / out / "figures.json").read_text())["labels"] == [*labels]
+
+
+def test_parquet_files_that_do_not_agree_are_refused(home):
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    (home / "d").mkdir()
+    for part, names in (("train", ["anna", "tom"]), ("validation", ["tom", "anna"])):
+        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=names))
+        texts, labels = zip(*rows(), strict=True)
+        datasets.Dataset.from_dict(dict(text=texts, label=labels), features=features).to_parquet(home / f"d/{part}.parquet")
+    fails(home, "the order of their labels", "d")
+    pq.write_table(pa.table(dict(text=pa.array([], pa.string()), label=pa.array([], pa.string()))), home / "e.parquet")
+    fails(home, "e.parquet has no row", "e.parquet")
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, ["text", "label", "label"]), home / "t.parquet")
+    fails(home, "names the column 'label' twice", "t.parquet")
+
+
+def test_a_line_like_a_title_makes_no_article_of_a_table(home):
+    from minibert.documents import load_documents
+    with open(home / "x.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("text",), ("= Title =",), *((f"Anna lost ball {n} . She fell .",) for n in range(200))])
+    assert len([*load_documents(home / "x.csv")]) > 150
+    (home / "x.txt").write_text("= x =\n\n" + "\n\n".join(f"Anna lost ball {n} . She fell ." for n in range(240)))
+    assert len([*load_documents(home / "x.txt")]) > 200
+
+
+def test_a_text_that_the_vocabulary_does_not_know_is_said(home):
+    (home / "zh.txt").write_text("\n\n".join(f"明{chr(0x4e00 + n)}天. Tom {chr(0x5e00 + n)}走." for n in range(200)))
+    with pytest.warns(UserWarning, match=r"of zh.txt is unknown to the vocabulary"): call("evaluate", "base", "--dataset", "zh.txt", cwd=home)
+    with pytest.warns(UserWarning, match="of the text is unknown"): call("classify", "tuned", "明天", cwd=home)
+    with pytest.warns(UserWarning, match="100% of the text is unknown"): call("classify", "tuned", "\u200b", cwd=home)
+
+
+def test_labels_of_one_name_are_refused(home):
+    config = json.loads((home / "tuned/config.json").read_text())
+    for names in (["x", "x"], ["x", " "]):
+        (home / "tuned/SHA256SUMS").unlink(missing_ok=True)
+        (home / "tuned/config.json").write_text(json.dumps(config | dict(id2label=dict(enumerate(names)))))
+        assert "give each a name of its own" in refused("classify", "tuned", "a", cwd=home)
+
+
+# ---- one folder, two commands; signals
+
+def test_of_two_that_make_one_folder_one_is_told_and_nothing_is_mixed(tmp_path):
+    from minibert.core import made_whole
+    with pytest.raises(FileExistsError, match="q exists: give a new folder"):
+        with made_whole(tmp_path / "q") as aside:
+            (aside / "a").write_text("late")
+            (tmp_path / "q").mkdir(), (tmp_path / "q/b").write_text("first")
+    assert [path.name for path in tmp_path.rglob("*")] == ["q", "b"]  # whoever was first has it
+    with pytest.raises(ValueError):
+        with made_whole(tmp_path / "deep/er"): raise ValueError
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_second_fine_tuning_into_one_folder_does_no_work(home):
+    from filelock import FileLock
+    with FileLock(home / ".new.lock", timeout=0):
+        assert "new is being made by another minibert" in refused("finetune", "base", "--dataset", "none.csv", "--out", "new", cwd=home)
+    assert "none.csv" in refused("finetune", "base", "--dataset", "none.csv", "--out", "deep/new", cwd=home)
+    assert not (home / "deep").exists()
+
+
+def test_a_write_that_fails_names_what_was_to_be_written(tmp_path, monkeypatch):
+    from minibert import core
+    def full(*told): raise OSError(28, "No space left on device", str(told[0]))
+    monkeypatch.setattr(core.os, "replace", full)
+    with pytest.raises(OSError) as problem: core.write_whole(tmp_path / "x", "y")
+    assert problem.value.filename == str(tmp_path / "x")
+    assert core.in_words(OSError(2, "No usable temporary directory found")).count("No usable temporary directory")
+
+
+def begun(home, *words):
+    process = start("pretrain", *quick("--steps", 100000), "--checkpoint-steps", 10, "--out", "r", *words, cwd=home)
+    until = time.time() + 120
+    while not list(home.glob("r/checkpoints/0*")) and time.time() < until: time.sleep(0.1)
+    return process
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_saves_and_signals_in_a_row_end_with_130(tmp_path):
+    process = begun(tmp_path)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "saved in r" in err, err
+    for gap in (0, 0.03, 0.1, 0.3):
+        process = start("pretrain", "--resume", "r", cwd=tmp_path)
+        time.sleep(6)
+        for _ in range(3): process.send_signal(signal.SIGTERM), time.sleep(gap)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130 and "Traceback" not in err, (gap, err)
+
+
+@pytest.mark.slow
+def test_nohup_goes_on(tmp_path):
+    process = subprocess.Popen(["nohup", *COMMAND, "pretrain", *map(str, quick("--steps", 60)), "--checkpoint-steps", "10", "--out", "r"], cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("r/checkpoints/0*")): time.sleep(0.1)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=120) == 0 and (tmp_path / "r/model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_moved_while_it_trains_is_named(tmp_path):
+    process = begun(tmp_path)
+    os.rename(tmp_path / "r", tmp_path / "s")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "r was moved or deleted while its model was trained" in err and not (tmp_path / "r").exists(), err
+    call("pretrain", "--resume", "s", "--print-config", cwd=tmp_path, code=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TQDM_NCOLS", "TQDM_MININTERVAL", "TQDM_ASCII"])
+def test_a_word_for_the_bars_that_cannot_be_read_ends_nothing(tmp_path, name):
+    told = subprocess.run([*COMMAND, "--version"], env=os.environ | {name: "abc"}, capture_output=True, text=True, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() == 0 and not Path("/usr/bin/setpriv").exists(), reason="needs a user whom rights bind")
+def test_a_folder_of_runs_that_may_not_be_listed_ends_in_a_sentence(tmp_path):
+    (tmp_path / "runs/1").mkdir(parents=True)
+    if os.geteuid() == 0: pytest.skip("nothing is forbidden to root")
+    (tmp_path / "runs").chmod(0o300)
+    try: assert "runs" in refused("pretrain", *QUICK, cwd=tmp_path)
+    finally: (tmp_path / "runs").chmod(0o700)
