@@ -50,10 +50,10 @@ def encode_for(
 
 def warn_unknown(what: str, tokenizer: Any, ids: Iterable[int]) -> None:
     "Warn where more than a quarter of the tokens are [UNK], or where there is none."
-    if (unknown := getattr(tokenizer, "unk_id", None)) is None: return
+    if getattr(tokenizer, "unk_id", None) is None: return  # it spells every byte
     ids, frame = np.asarray(ids), (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
     count = len(ids) - sum((ids == special).sum() for special in frame)
-    if (share := (ids == unknown).sum() / count if count else 1) > 0.25:
+    if (share := (ids == tokenizer.unk_id).sum() / count if count else 1) > 0.25:
         warnings.warn(f"{share:.0%} of {what} is unknown to the vocabulary ([UNK]), so what a "
                       "model says of it means little.", stacklevel=2)
 

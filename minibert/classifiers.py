@@ -13,6 +13,7 @@ from .asking import warn_unknown
 from .core import check_finite, evaluating, read_json
 from .finetuning import BertClassifier
 from .labelled import count_cut
+from .sums import check_sum, read_sums
 from .tokenizer import WordPieceTokenizer
 from .weights import load_pretrained, save_pretrained, to_hf
 
@@ -35,6 +36,7 @@ def save_classifier(
 def check_pair(name_or_folder: str | Path, pair: str | None) -> None:
     "Refuse a pair where single texts were learned, and the reverse: ValueError."
     path = Path(name_or_folder) / "options.json"
+    if path.name in read_sums(path.parent): check_sum(path)  # it says what was learned
     if not path.is_file(): return  # not made here
     learned = read_json(path).get("text_pair_column")
     if learned is None and pair is not None:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -35,7 +36,9 @@ from .recipe import as_record, as_yaml, check_resumed, is_classifier
 # %% ../nbs/appendix/cli.ipynb #836d1feb
 def print_found(options: Output, found: dict, *words: str | list) -> None:
     "Print what was found: as JSON where it is asked for, else lines and tables."
-    if options.json: return print(json.dumps(found, indent=2, ensure_ascii=False))
+    if os.environ.get("RANK", "0") != "0" and "WORLD_SIZE" in os.environ: return  # the first says it
+    spelled = "utf" in (getattr(sys.stdout, "encoding", None) or "utf8").lower()
+    if options.json: return print(json.dumps(found, indent=2, ensure_ascii=not spelled))
     for part in words:
         if isinstance(part, str): print(plain(part, "\t"))
         else: print_table(part)
@@ -75,7 +78,7 @@ def run_pretrain(options: Pretrain) -> None:
         summary = finish(model, seconds, run)
     rest = [] if options.quiet or options.json else [
         *meaning(summary).split("\n"), *what_it_learned(model, run).split("\n"), ""]
-    more = [] if options.quiet else [
+    more = [] if options.quiet or run.options.length < 28 else [  # the questions' length
         f"  {ask_more(summary, options.model, run.folder)}"]
     print_found(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,
                 f"Saved in {run.folder}." + (" Ask it more:" if more else ""), *more)
@@ -88,8 +91,8 @@ def run_evaluate(options: Evaluate) -> None:
     from minibert.runs import open_run
     from minibert.weights import load_pretrained
     if is_classifier(options.run):
-        raise ValueError(f"{options.run} is a classifier, which minibert finetune has measured "
-                         "(figures.json in it): give a run of minibert pretrain.")
+        raise ValueError(f"{options.run} is a classifier, which minibert finetune measures when "
+                         "it ends (figures.json): give a run of minibert pretrain.")
     if options.dataset is None:
         for name in ("name", "text_column"):
             if (value := getattr(options, name)) != getattr(Evaluate, name):
@@ -112,13 +115,14 @@ def run_evaluate(options: Evaluate) -> None:
 # %% ../nbs/appendix/cli.ipynb #5fcb7e4e
 def run_fill_mask(options: FillMask) -> None:
     "Print the likeliest pieces, a line for every [MASK]."
-    from minibert.asking import check_learned
+    from minibert.asking import check_learned, warn_unknown
     from minibert.heads import fill_mask
     from minibert.tokenizer import WordPieceTokenizer
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
     check_learned(model, options.run, "mlm")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    warn_unknown("the text", tokenizer, tokenizer.ids(options.text))
     found = fill_mask(model, tokenizer, options.text, k=options.k)
     print_found(options, dict(masks=[dict(answers) for answers in found]),
                 *("  ".join(f"{piece} {share:.1%}" for piece, share in answers)
@@ -127,13 +131,14 @@ def run_fill_mask(options: FillMask) -> None:
 
 def run_next_sentence(options: NextSentence) -> None:
     "Print how likely it is that b follows a."
-    from minibert.asking import check_learned
+    from minibert.asking import check_learned, warn_unknown
     from minibert.heads import next_sentence
     from minibert.tokenizer import WordPieceTokenizer
     from minibert.weights import load_pretrained
     model = load_pretrained(options.run)
     check_learned(model, options.run, "nsp")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    warn_unknown("the text", tokenizer, tokenizer.ids(f"{options.a} {options.b}"))
     share = next_sentence(model, tokenizer, options.a, options.b)
     print_found(options, dict(follows=share > 0.5, share=share),
                 f"{'yes' if share > 0.5 else 'no'}: {share:.1%} sure that it follows")
@@ -141,6 +146,7 @@ def run_next_sentence(options: NextSentence) -> None:
 
 def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
+    from minibert.asking import warn_unknown
     from minibert.families import resolve
     from minibert.other_tokenizers import open_tokenizer
     from minibert.weights import load_pretrained
@@ -151,6 +157,7 @@ def run_generate(options: Generate) -> None:
                          "texts: give a run of --model gpt or t5, or use minibert "
                          f"{'fill-mask' if kind else 'classify'}.")
     write, tokenizer, texts = resolve(KINDS[kind].write), open_tokenizer(options.run), []
+    if options.text.strip(): warn_unknown("the text", tokenizer, tokenizer.ids(options.text))
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     for sample in range(options.samples):
         text, shown = "", 0
@@ -194,6 +201,7 @@ def run_finetune(options: Finetune) -> None:
                                      dataset=options.dataset)
     if join_processes()[0]: return
     ask = f'minibert classify {typed(folder)} "a text"'
+    if options.text_pair_column: ask += ' --pair "another"'
     more = [] if options.quiet else [f"  {ask}"]
     print_found(options, dict(folder=str(folder)) | told, accuracy_rows(told), "",
                 f"Saved in {folder}." + (" Ask it:" if more else ""), *more)
@@ -284,8 +292,7 @@ def signals_stop() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    def stop(number, frame):
-        raise KeyboardInterrupt(f"Stopped by {signal.Signals(number).name}.")
+    def stop(number, frame): raise KeyboardInterrupt
     _, *others = stop_signals()  # Python sees to Ctrl-C
     before = {number: signal.signal(number, stop) for number in others}
     try: yield
@@ -345,7 +352,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
         return 130
     except BrokenPipeError: return silenced(130)  # whoever read us has gone
     except Exception as problem:
-        if os.environ.get("MINIBERT_DEBUG", "0") not in ("", "0"): raise
+        if os.environ.get("MINIBERT_DEBUG", "0") not in ("", "0"): traceback.print_exc()
         said = in_words(problem)
         if not isinstance(problem, EXPECTED):
             said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "

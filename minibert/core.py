@@ -280,6 +280,8 @@ def in_words(problem: BaseException) -> str:
     "What to tell a person of an error, in one line."
     said = " ".join(str(problem).split())
     code = getattr(problem, "errno", None)
+    if re.search("gloo|nccl", said, re.I) and "onnection" in said:
+        return "Another process of this run has ended or can't be reached: start them all again."
     if lacks_memory(problem):
         return ("There isn't enough memory for that: begin anew with a smaller --batch-size, "
                 "--length or --size or more --gradient-accumulation-steps, or free some.")

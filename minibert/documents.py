@@ -13,14 +13,14 @@ from pathlib import Path
 from reprlib import repr as short
 
 from .stories import stories
-from .tables import CsvRows, load_table, system_refusal, text_files
+from .tables import CsvRows, load_table, not_utf8, system_refusal, text_files
 
 # %% auto #0
 __all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_documents',
            'sample_sentences']
 
 # %% ../nbs/appendix/documents.ipynb #1b0d3ea8
-_END = re.compile(r"""([.!?…]+)(["'”’»)\]]*(?:\s["”)\]])?)(?:\s+|$)""")
+_END = re.compile(r"""([.!?…]+)(["'”’»)\]]*(?:\s["”)\]])?)(?:\s+|$)|[。！？]+[」』”’）]*\s*""")
 _OPENING = "\"'“‘«([- "
 _DOTTED = re.compile(r"(?:\w\.)+\w")
 _ABBREVIATIONS = set("""mr mrs ms dr prof rev st sr jr messrs mme gen col capt lt sgt
@@ -37,6 +37,7 @@ def _ends(text, match):
     "Does a sentence end at this run of stops?"
     after = text[match.end():match.end() + 30].lstrip(_OPENING)
     if not after or after[0] in ".!?…": return False
+    if not match[1]: return True  # Chinese and Japanese stops mean nothing else
     small = after[0].islower()
     if match[1] != ".":
         asks = match[1][0] in "?!" and match[1][-1] != "." and not match[2]
@@ -141,11 +142,7 @@ def _read_files(files):
             with open(file, encoding="utf-8-sig") as lines:
                 for paragraphs in group_rows(lines, whole=False):
                     yield [" ".join(paragraphs)]
-        except UnicodeDecodeError: raise _not_utf8(file) from None
-
-
-def _not_utf8(file):
-    return ValueError(f"The file {file} is not UTF-8 text: save it as UTF-8.")
+        except UnicodeDecodeError: raise not_utf8(f"The file {file}") from None
 
 # %% ../nbs/appendix/documents.ipynb #276216cb
 def _check_text(file):
@@ -154,10 +151,11 @@ def _check_text(file):
     if not block.strip():
         raise ValueError(f"The file {file} is empty: give a text with blank lines "
                          "between its documents.")
+    if b"\0" in block: raise not_utf8(f"The file {file}")  # every other byte of UTF-16
     try: block.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.start < len(block) - 4 or len(block) < 1 << 20:
-            raise _not_utf8(file) from None
+            raise not_utf8(f"The file {file}") from None
 
 # %% ../nbs/appendix/documents.ipynb #d2554463
 def _held_out(read, split, advice):
@@ -184,6 +182,7 @@ def _parts(rows, column, source):
             count += len(part[column])
     except Exception as error:
         if isinstance(rows, CsvRows): raise  # it has said what is wrong
+        if isinstance(error, UnicodeDecodeError): raise not_utf8(f"The table {source}") from None
         if told := system_refusal(error): raise told from None
         raise ValueError(f"The data set {source} broke off after {count:,} rows "
                          f"({type(error).__name__}): try again.") from error

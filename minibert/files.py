@@ -27,6 +27,7 @@ from .config_files import read_config
 from .core import lacks_memory, way_on, write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
+from .progress import is_trained_now
 from .sums import check_sum, drop_sums, keep_sums
 
 # %% auto #0
@@ -171,8 +172,9 @@ def _finished(folder: Path) -> Path:
     there = [any(folder.glob(name)) for name in ("*.safetensors*", "*.bin*")]
     for file, command in (("run.yaml", "pretrain"), ("options.json", "finetune")):
         if (folder / file).exists() and not any(there):
-            raise FileNotFoundError(f"{folder} is a run that isn't finished: "
-                                    f"{way_on(folder, command)}.")
+            way = ("it is being trained now, so wait for its end" if is_trained_now(folder)
+                   else way_on(folder, command))
+            raise FileNotFoundError(f"{folder} is a run that isn't finished: {way}.")
     return folder
 
 

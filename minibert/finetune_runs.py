@@ -52,8 +52,10 @@ def read_parts(
     splits = list_splits(options.dataset, options.name)
     split = options.validation_split or "validation"
     if split in splits or options.validation_split:  # a split that is asked for is there
-        test = read_examples(options.dataset, split=split, names=train.names, **read)
+        test = read_examples(options.dataset, split=split, names=train.names,
+                             places=bool(options.label_names), **read)
     else:
+        if "test" in splits: say("The split test is not read: --validation-split test asks it ...")
         check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
         test, train = take_share(train, 0.1, options.seed + 2000)
     train, _ = take_share(train, options.share, options.seed)
@@ -145,6 +147,7 @@ def _check_same(options: FinetuneConfig, sums: list[str]) -> None:
     "Refuse to go on with other texts or weights than those that a run began with: ValueError."
     path = Path(options.out) / "began.json"
     kept = read_json(path, dict(sha256=list[str]), ("sha256",))["sha256"]
+    check_sum(path)
     if other := [use for use, old, new in zip(_USES, kept, sums) if old != new]:
         raise ValueError(f"{options.out} goes on only as it began, and {' and '.join(other)} "
                          f"have changed ({options.dataset}, {options.run}): put them back, or "

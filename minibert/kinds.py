@@ -139,6 +139,10 @@ def check_kind(options: PretrainOptions) -> None:
     if options.length < kind.least:
         raise ValueError(f"length is {options.length}, and {kind.unit} take {kind.least} places "
                          "at least: give more.")
+    room = options.max_position_embeddings
+    if options.start is None and room and options.length > room and options.model != "t5":
+        raise ValueError(f"length is {options.length}, and max_position_embeddings is {room}: give "
+                         "a smaller --length or a larger --max-position-embeddings.")
     default = {f.name: f.default for f in fields(PretrainOptions)} | kind.own
     for name in kind.only:
         if (value := getattr(options, name)) not in (default[name], None):

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, time
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from .core import seeded
-from .tables import load_table
+from .tables import load_table, not_utf8
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'list_splits', 'read_examples', 'take_share', 'check_counts', 'hold_out']
@@ -44,6 +45,9 @@ class Examples:
 def _as_word(value):
     "A label as a word; None where there is none."
     if value is None or value != value: return None
+    if isinstance(value, date | time):
+        raise ValueError(f"A label is {value}, which was read as a date or a time: give a CSV "
+                         "file, in which a cell is the text that stands there.")
     if not isinstance(value, str | int | float | np.integer):
         raise ValueError(f"A label is {short(value)} ({type(value).__name__}), and classes "
                          "are words or whole numbers: name the column that holds them.")
@@ -55,14 +59,14 @@ def _as_word(value):
     return str(int(value) if isinstance(value, bool) else value).strip() or None
 
 # %% ../nbs/appendix/labels.ipynb #f3bbeb65
-def _check_words(words: list, what: str) -> None:
+def _check_words(words: list, what: str, named: bool = False) -> None:
     "Refuse labels that are missing, in part or in whole: ValueError with a sentence."
-    n, hidden = len(words), sum(word == "-1" for word in words)
+    n, hidden = len(words), 0 if named else sum(word == "-1" for word in words)
     if not n: raise ValueError(f"{what} has no row: give one with examples.")
     if hidden == n:
         raise ValueError(f"Every label of {what} is -1, which is how GLUE hides the "
                          "labels of its test sets: give another split.")
-    gaps = [k for k, word in enumerate(words) if word is None or word == "-1"]
+    gaps = [k for k, word in enumerate(words) if word is None or word == "-1" and not named]
     if gaps:
         said = " (-1 hides one)" if hidden else ""
         raise ValueError(f"{len(gaps):,} of {n:,} rows of {what} have no label{said}, row "
@@ -78,7 +82,7 @@ def _names_in(words: list[str], what: str) -> tuple[str, ...]:
     if len(seen) > max(2, len(words) // 2):
         raise ValueError(f"{what} has {len(seen):,} different labels in "
                          f"{len(words):,} rows: is that the column of labels?")
-    numeric = all(re.fullmatch(r"-?\d+", word) for word in seen)
+    numeric = all(re.fullmatch(r"-?\d{1,18}", word) for word in seen)
     return tuple(sorted(seen, key=lambda word: (int(word) if numeric else 0, word)))
 
 # %% ../nbs/appendix/labels.ipynb #c4ff008a
@@ -89,7 +93,7 @@ def number_labels(
 ) -> tuple[np.ndarray, tuple[str, ...]]:  # (N,) from 0; the names
     "Number labels from 0; ValueError for missing, constant, hidden or unknown ones."
     words = [_as_word(value) for value in values]
-    _check_words(words, what)
+    _check_words(words, what, "-1" in (names or ()))  # GLUE hides labels behind it
     names = tuple(names or _names_in(words, what))
     if unknown := set(words) - set(names):
         raise ValueError(f"{what} has the label {min(unknown)!r}, and the classifier "
@@ -105,7 +109,8 @@ def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     table = tables[split]
     known = {column: feature.names for column, feature in table.features.items()
              if hasattr(feature, "names")}
-    columns = {column: table[column][:] for column in table.column_names}
+    try: columns = {column: table[column][:] for column in table.column_names}
+    except UnicodeDecodeError: raise not_utf8(f"The table {dataset}") from None
     for column, names in known.items():
         columns[column] = [names[v] if v is not None and v >= 0 else v
                            for v in columns[column]]
@@ -137,8 +142,10 @@ def _texts(rows: list[list], wanted: list[str], what: str) -> tuple:
     for column, texts in zip(wanted, rows):
         for k, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():
+                advice = ("fill it in or leave it out" if text is None or isinstance(text, str) else
+                          "name a column of texts")
                 raise ValueError(f"Row {k + 1} of {what} has {short(text)} for a text in "
-                                 f"the column {column}: fill it in or leave it out.")
+                                 f"the column {column}: {advice}.")
     return tuple(rows[0]) if len(rows) == 1 else tuple(zip(*rows))
 
 
@@ -173,6 +180,7 @@ def read_examples(
     label_column: str = "label",
     text_pair_column: str | None = None,  # the second text, where a label is of two
     names: Sequence[str] | None = None,  # the labels in order; None: as found
+    places: bool = True,  # may 0, 1 and so on stand for the names? Not where they were found
 ) -> Examples:
     "Labelled texts from any table; ValueError with a sentence where it is not one."
     what = f"the split {split} of {dataset}"
@@ -180,7 +188,8 @@ def read_examples(
     wanted = [text_column, text_pair_column] if text_pair_column else [text_column]
     *rows, values = _pick(dataset, columns, [*wanted, label_column], split, splits)
     names = [name.strip() for name in names or known.get(label_column) or ()]
-    numbers, names = number_labels(_named(values, names), names, what)
+    named = _named(values, names) if places else values
+    numbers, names = number_labels(named, names, what)
     texts = _texts(rows, wanted, what)
     _warn_of_rows(rows, names, len(columns), what)
     return Examples(texts, numbers, names)

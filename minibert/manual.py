@@ -112,7 +112,8 @@ def help_for(command: str, options: Any) -> str:
     "The help of a command, its options in groups, with two examples."
     width, kind = min(shutil.get_terminal_size().columns, 100), type(options)
     groups = _entries(options)
-    words = [takes for takes, _ in groups.get("what is asked", [])]
+    words = [takes if getattr(options, name) is tyro.MISSING else f"[{takes}]"
+             for name, takes in places(kind).items()]
     lines = [" ".join(["usage: minibert", command, *words, "[options]"]), "",
              kind.__doc__]
     for name, entries in groups.items():

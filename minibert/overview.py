@@ -13,15 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from .core import (
     check_free, check_values, in_words, list_checkpoints, way_on, write_whole)
+from .progress import is_trained_now
 from .recipe import PretrainOptions, read_options
 
 # %% auto #0
-__all__ = ['FIGURES', 'is_trained_now', 'describe', 'list_runs', 'run_rows', 'same_questions', 'paired', 'verdict', 'draw_both',
-           'compare_runs', 'comparison_rows']
+__all__ = ['FIGURES', 'describe', 'list_runs', 'run_rows', 'same_questions', 'paired', 'verdict', 'draw_both', 'compare_runs',
+           'comparison_rows']
 
 # %% ../nbs/appendix/overview.ipynb #18b1b5b4
 FIGURES = {  # the main figure, by the first that a run has; then what it stands beside
@@ -38,15 +37,6 @@ def _read(path: Path) -> dict:
     if not isinstance(found, dict):
         raise ValueError(f"{path} is damaged: it holds no JSON object.")
     return found
-
-
-def is_trained_now(folder: Path) -> bool:
-    "Does a process hold the lock of the run?"
-    if not (folder / ".lock").exists(): return False
-    try:
-        with FileLock(folder / ".lock", timeout=0): return False
-    except Timeout: return True
-    except OSError: return False  # a folder that only others may write
 
 
 def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
@@ -78,6 +68,9 @@ def _of_pretraining(folder: Path) -> dict:
     ended = all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
     summary = _read(folder / "summary.json") if ended else {}
     by_hand = options.backend == "numpy"
+    if by_hand and (folder / "metrics.jsonl").is_file():  # it keeps no checkpoints
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()
+        done = max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
     name = next((name for name in FIGURES if name in summary), None)
     return dict(
         model=options.model, size=options.size or f"of {_near(options.start)}", dataset=options.dataset,
@@ -244,23 +237,30 @@ def draw_both(a: Any, b: Any, told: dict[str, dict]):
     return show_curves(curves, alt=f"The losses of two runs: {'; '.join(ends)}.")
 
 # %% ../nbs/appendix/overview.ipynb #f3f4eecd
+def _free_for(picture: Path, title: str) -> Path:
+    "The picture's name, with a number where another picture has it."
+    names = (picture, *(picture.with_stem(f"{picture.stem}-{n}") for n in range(2, 10_000)))
+    return next(name for name in names if not name.is_file() or title.encode() in name.read_bytes())
+
+
 def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     "Two runs on the same held-out questions, and a picture of their curves."
     from minibert.runs import open_run
     from minibert.weights import load_pretrained
     one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .
     home = Path(a).parent if Path(a).name else one.parent
-    picture = Path(out or home / f"{one.name}-and-{other.name}.png")
+    title = f"{one} and {other}"
+    picture = Path(out or _free_for(home / f"{one.name}-and-{other.name}.png", title))
     if picture.is_dir():
         raise ValueError(f"{picture} is a folder, and the picture would have that name: give "
                          "another one with --out.")
     if picture.suffix.lower() != ".png":
         raise ValueError(f"The picture is to be {picture}, and it is a PNG file: give a "
                          "name that ends in .png.")
-    if out: check_free(picture, "file")
     if not picture.parent.is_dir():
         raise ValueError(f"There is no folder {picture.parent} for the picture: make it, "
                          "or give another --out.")
+    if out: check_free(picture, "file")
     if not os.access(picture.parent, os.W_OK):
         raise PermissionError(f"{picture} cannot be made: nobody lets us write into "
                               f"{picture.parent}. Give another place with --out.")
@@ -269,7 +269,7 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     told = paired(*(examples.figures(load_pretrained(run.folder), 50, 32) for run in runs))
     if not told: raise ValueError(f"{a} and {b} have no figure that could be paired.")
     data = io.BytesIO()
-    draw_both(a, b, told).savefig(data, format="png")
+    draw_both(a, b, told).savefig(data, format="png", metadata=dict(Title=title))
     write_whole(picture, data.getvalue())
     return dict(a=str(a), b=str(b), figures=told, verdict=verdict(a, b, told),
                 picture=str(picture))

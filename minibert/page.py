@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .asking import began, learned
+from .asking import began, learned, warn_unknown
 from .checkpoints import read_metrics
 from .core import check_free, made_whole, write_whole
 from .corpus import Corpus
@@ -244,6 +244,7 @@ def inspect(
     out = check_free(out).resolve()
     model, tokenizer, notes = _open(run)
     show = resolve(family_of(model)[1].inspected)
+    warn_unknown("the text", tokenizer, tokenizer.ids(f"{text} {pair or ''}"))
     shown = show(model, tokenizer, text, pair, Path(run), notes)
     with made_whole(out) as aside: _write(aside, run, model.config, shown, notes)
     return out / "index.html"

@@ -124,5 +124,5 @@ def check_sampler(corpus: Corpus, tokenizer, length: int, short: float) -> None:
         raise ValueError(
             "Honest pairs need two documents of two sentences or more, and this corpus "
             f"has {usable} (of {len(sentences)} documents): give more text, in documents "
-            "of several sentences."
+            "of several sentences, each with a stop at its end (. ! or ?)."
         )

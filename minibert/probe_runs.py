@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
+from .asking import warn_unknown
 from .core import check_free, made_whole, write_whole
 from .probe_figures import probe_tags
 from .probe_vectors import Row
@@ -206,6 +208,10 @@ def run_probe(
     tokenizer = WordPieceTokenizer.from_pretrained(run)
     parts = None if dataset is not None else [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
+    if min(map(len, texts)) < 5 or len({*chain(*texts[0].tags)}) < 2:
+        raise ValueError(f"{dataset} has {' and '.join(f'{len(text):,}' for text in texts)} words "
+                         "to learn from and to ask: give 5 or more each, with two tags or more.")
+    warn_unknown(dataset or "the stories", tokenizer, tokenizer.ids(" ".join(chain(*texts[1].words))))
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
     if parts: result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
     if out is not None: _write(result, Path(out))

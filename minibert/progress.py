@@ -12,14 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TextIO
 
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from .core import in_a_line, plain
 
 # %% auto #0
-__all__ = ['shown', 'is_shown', 'let_go', 'tell_stderr', 'say', 'clock_at', 'Progress', 'plain_table', 'print_table']
+__all__ = ['shown', 'is_shown', 'let_go', 'tell_stderr', 'say', 'clock_at', 'Progress', 'plain_table', 'print_table',
+           'is_trained_now']
 
 # %% ../nbs/appendix/progress.ipynb #14bd70d7
 _SHOWN = ContextVar("shown", default=False)
@@ -133,3 +136,12 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     needed = Measurement.get(console, console.options.update(max_width=10**4), table)
     if needed.maximum > console.width: return print(plain_table(rows))
     console.print(table)
+
+# %% ../nbs/appendix/progress.ipynb #7a4c10f2
+def is_trained_now(folder: Path) -> bool:
+    "Does a process hold the lock of the run?"
+    if not (folder / ".lock").exists(): return False
+    try:
+        with FileLock(folder / ".lock", timeout=0): return False
+    except Timeout: return True
+    except OSError: return False  # a folder that only others may write

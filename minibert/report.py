@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import textwrap
 from dataclasses import replace
@@ -127,7 +128,7 @@ def with_text(
     try: ruler(run)
     except ValueError as problem:
         if ": give more text" not in (said := str(problem)): raise
-        said = said.partition(", or a length")[0].rstrip(".")  # nobody gives one here
+        said = re.sub(", or a .*length.*", "", said).rstrip(".")  # nobody gives one here
         raise ValueError(f"{dataset} is too short: {said[0].lower()}{said[1:]}.") from None
     return run
 

@@ -38,7 +38,8 @@ from .kinds import KINDS, check_start, examples_of, with_dropout
 from .optimizers import make_optimizers
 from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
-from .parallel import asked_to_stop, first_alone, join_processes, own_device
+from .parallel import (
+    asked_to_stop, check_cut, first_alone, join_processes, own_device)
 from .progress import Progress, is_shown, say
 from .recipe import (
     FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, check_resumed, read_options)
@@ -341,6 +342,7 @@ def begin(options: PretrainOptions) -> tuple[Run, nn.Module]:
     if options.minutes is not None and join_processes()[1] > 1:
         raise ValueError("Minutes can be measured by one process only: give --steps.")
     check_start(options)
+    check_cut(options.batch_size, join_processes()[1] * options.gradient_accumulation_steps)
     number = first_alone(lambda: make_run(options))
     folder = Path(options.out or f"runs/{number}")
     with going_on("pretrain", folder):

@@ -24,7 +24,7 @@ def sum_of(path: str | Path) -> str:  # 64 hexadecimal digits
 
 # %% ../nbs/appendix/sums.ipynb #29c5b1f7
 SUMS = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-f]{64}) [ *]((?:\w+/)?[^/\n]+)")
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *]((?:\w+/)?[^/\n]+)")
 
 
 def read_sums(folder: str | Path) -> dict[str, str]:  # a file's name -> its sum
@@ -33,7 +33,7 @@ def read_sums(folder: str | Path) -> dict[str, str]:  # a file's name -> its sum
     if not path.is_file(): return {}
     lines = path.read_text(encoding="utf8", errors="replace").split("\n")
     found = (_LINE.fullmatch(line) for line in lines)
-    return {match[2]: match[1] for match in found if match}
+    return {match[2]: match[1].lower() for match in found if match}
 
 # %% ../nbs/appendix/sums.ipynb #44b34d29
 def _write(folder: str | Path, sums: dict[str, str]) -> None:

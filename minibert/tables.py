@@ -25,7 +25,7 @@ from typing import Any
 from .sums import sum_of
 
 # %% auto #0
-__all__ = ['TABLES', 'text_files', 'CsvRows', 'load_table', 'system_refusal']
+__all__ = ['TABLES', 'text_files', 'not_utf8', 'CsvRows', 'load_table', 'system_refusal']
 
 # %% ../nbs/appendix/tables.ipynb #9269b213
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".ndjson": "json",
@@ -109,6 +109,11 @@ def _next_row(lines):
     finally: csv.field_size_limit(before)
 
 
+def not_utf8(what: str) -> ValueError:  # "The file x.csv"
+    "What to say of a text in another encoding."
+    return ValueError(f"{what} isn't UTF-8 text: save it as UTF-8.")
+
+
 def _csv_fault(problem: csv.Error) -> str:
     "What Python's reader of tables means, and what to do."
     if "unexpected end" in str(problem):
@@ -122,21 +127,20 @@ def _csv_fault(problem: csv.Error) -> str:
     return str(problem)
 
 
-def _read_csv(path: Path) -> Iterator[list[str]]:  # the names first
+def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # the names first
     "The rows of a CSV or TSV file as they stand there; ValueError with the line."
-    mark, end = "\t" if path.suffix.lower() == ".tsv" else ",", 0
+    mark, end = mark or ("\t" if path.suffix.lower() == ".tsv" else ","), 0
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, delimiter=mark, strict=True)
             names, count = _next_row(lines) or [], 0
+            if any("\0" in name for name in names): raise not_utf8(f"The file {path}")
             _check_names(path, names, mark)
             yield names
             while (row := _next_row(lines)) is not None:
                 end, count = lines.line_num, count + bool(row)
                 if row: yield _checked(row, path, end, names, mark)
-    except UnicodeDecodeError:
-        raise ValueError(f"The file {path} isn't UTF-8 text: save it as a UTF-8 table with "
-                         "a first line of column names.") from None
+    except UnicodeDecodeError: raise not_utf8(f"The file {path}") from None
     except csv.Error as problem:
         raise ValueError(f"The row of {path} that begins on line {end + 1} cannot be "
                          f"read: {_csv_fault(problem)}.") from None
@@ -160,6 +164,9 @@ def _check_names(path: Path, names: list[str], mark: str) -> None:
 
 def _checked(row: list[str], path: Path, line: int, names: list[str], mark: str) -> list:
     "The row; ValueError for too many or too few fields, and for rows in one cell."
+    if row == names:
+        raise ValueError(f"Line {line} of {path} repeats the first one, the names of the columns: "
+                         "take it out.")
     if len(row) != len(names):
         raise ValueError(f"Line {line} of {path} has {len(row)} fields, and the "
                          f"first line names {len(names)} columns: put a text that "
@@ -175,8 +182,9 @@ def _checked(row: list[str], path: Path, line: int, names: list[str], mark: str)
 class CsvRows:
     "The rows of CSV and TSV files, read anew at each pass; cells are texts."
 
-    def __init__(self, files: list[Path]):
-        self.files, heads = files, [next(_read_csv(file)) for file in files]
+    def __init__(self, files: list[Path], mark: str | None = None):  # None: by the ending
+        self.files, self.mark = files, mark
+        heads = [next(_read_csv(file, mark)) for file in files]
         self.column_names = [name for name in heads[0] if name]
         self.features = dict.fromkeys(self.column_names)  # none has names of labels
         for file, head in zip(files, heads):
@@ -186,7 +194,7 @@ class CsvRows:
 
     def __iter__(self) -> Iterator[dict[str, str]]:
         for file in self.files:
-            names = next(rows := _read_csv(file))
+            names = next(rows := _read_csv(file, self.mark))
             yield from (dict(zip(names, row)) for row in rows)
 
     def iter(self, size: int) -> Iterator[dict[str, list]]:
@@ -249,15 +257,15 @@ def _check_local(path, source, name):
 
 
 def _described_files(path, name):
-    "The CSV tables of each split that a folder's README.md names; {} where it says more."
+    "The CSV tables of each split that a folder's README.md names, and their mark; else {}."
     with TemporaryDirectory() as empty:  # what was kept of another folder says nothing here
         builder = _library().load_dataset_builder(str(path.absolute()), name, cache_dir=empty)
-    plain = builder.info.features is None and getattr(builder.config, "sep", "") == ","
+    mark = getattr(builder.config, "sep", None) or ""
     files = {split: [Path(file) for file in files]
              for split, files in (builder.config.data_files or {}).items()}
     csvs = all(_READERS.get(file.suffix.lower()) == "csv" and file.is_file()
                for file in chain(*files.values()))
-    return files if plain and csvs else {}
+    return (files, mark) if builder.info.features is None and len(mark) == 1 and csvs else ({}, "")
 
 
 def _check_parquet(files):
@@ -336,10 +344,12 @@ def _open_data(source, name, streaming, splits):
     datasets, path = _library(), Path(source).absolute()
     kept = {} if streaming or not path.exists() else dict(cache_dir=_by_content(path))
     if splits:
-        files = {split: [glob.escape(str(file.absolute())) for file in files]
-                 for split, files in splits.items()}
-        reader = _READERS[splits.popitem()[1][0].suffix.lower()]
-        return datasets.load_dataset(reader, data_files=files, streaming=streaming, **kept)
+        reader = _READERS[next(iter(splits.values()))[0].suffix.lower()]
+        names = {split: [glob.escape(str(file.absolute())) for file in files]
+                 for split, files in splits.items()}  # each split by itself, as it stands
+        return {split: datasets.load_dataset(reader, data_files={"train": files}, split="train",
+                                             streaming=streaming, **kept)
+                for split, files in names.items()}
     if path.exists(): return datasets.load_dataset(str(path), name, streaming=streaming, **kept)
     if not datasets.config.HF_HUB_OFFLINE and not _hub_answers(str(source)):
         return _open_kept(str(source), name)
@@ -357,10 +367,12 @@ def load_table(
     described = path.is_dir() and _described(path)
     splits = {} if described or not path.exists() else _split_files(path)
     if described:
-        with _library_speaks(source, name): splits = _described_files(path, name)
+        with _library_speaks(source, name): splits, mark = _described_files(path, name)
     if any(_READERS[file.suffix.lower()] == "csv" for file in chain(*splits.values())):
-        return {split: CsvRows(files) for split, files in splits.items()}
-    _check_parquet([file for file in chain(*splits.values()) if file.suffix.lower() == ".parquet"])
+        own = mark if described and mark != "," else None
+        return {split: CsvRows(files, own) for split, files in splits.items()}
+    for files in splits.values():
+        _check_parquet([file for file in files if file.suffix.lower() == ".parquet"])
     datasets = _library()
     if not streaming: _check_kept(Path(datasets.config.HF_DATASETS_CACHE))
     with _library_speaks(source, name): return _open_data(source, name, streaming, splits)
@@ -406,8 +418,9 @@ def _not_loaded(source, name, error):
         return ValueError(f"The folder {failed}check the lines in its README.md, the files that "
                           "they name, and --name, which chooses a configuration.")
     if Path(source).exists():
-        return ValueError(f"The table {failed}check that it is whole, in UTF-8, and of the "
-                          "kind that its ending says.")
+        return ValueError(f"The table {failed}check that it is whole, in UTF-8, of the kind that "
+                          "its ending says, and that all its rows have the same columns, with "
+                          "values of one kind.")
     return ValueError(
         f"The data set {failed}give the name of one on the Hugging Face hub (which needs the network, or "
         "that it was loaded before), a folder in the hub's layout, a text file or a "

@@ -333,7 +333,7 @@ def test_mistakes_get_a_sentence_and_leave_nothing(run, tmp_path):
     good = b"\n\n".join(b"It is document %d. It goes on." % i for i in range(9))
     texts = {
         "empty.txt": (b"", "is empty"),
-        "latin.txt": ("Käse ist gut. Wein auch.\n".encode("latin-1"), "not UTF-8"),
+        "latin.txt": ("Käse ist gut. Wein auch.\n".encode("latin-1"), "isn't UTF-8"),
         "one.txt": (b"Only one document. It has two sentences.\n", "needs four documents"),
         "short.txt": (b"\n\n".join(b"Number %d." % i for i in range(99)), "two sentences"),
     }

@@ -53,6 +53,7 @@ SAID = [  # words, what the sentence says
     ("pretrain --resume nowhere --print-config", "There is no nowhere/run.yaml"),
     ("pretrain --resume base --print-config", "leave one out"),
     ("pretrain --resume base --model t5", "--model was bert and is t5"),
+    ("pretrain --length 32 --max-position-embeddings 16", "a larger --max-position-embeddings"),
     ("pretrain --backend numpy --model gpt", "A gpt has no backend numpy: leave backend out"),
     ("fill-mask . [MASK]", ". holds no config.json, so it is no checkpoint"),
     ("inspect base a --out who.csv/q", "who.csv/q cannot be made: who.csv is no folder"),
@@ -67,7 +68,8 @@ SAID = [  # words, what the sentence says
     ("compare base base --out base/curves.png", "base/curves.png exists"),
     (f"finetune base --dataset who.csv --out {'n' * 230}", "File name too long"),
     (f"inspect base a --out {'n' * 230}", "File name too long"),
-    ("--tyro-write-completion bash base/run.yaml", "base/run.yaml exists"),
+    ("--tyro-write-completion bash base/run.yaml", "base/run.yaml exists and is no completion: give another FILE"),
+    ("--tyro-write-completion zsh none/_minibert", "There is no folder none: make it"),
 ]
 
 
@@ -246,7 +248,7 @@ def test_parquet_files_that_do_not_agree_are_refused(home):
     import pyarrow as pa
     import pyarrow.parquet as pq
     (home / "d").mkdir()
-    for part, names in (("train", ["anna", "tom"]), ("validation", ["tom", "anna"])):
+    for part, names in (("train-1", ["anna", "tom"]), ("train-2", ["tom", "anna"])):
         features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=names))
         texts, labels = zip(*rows(), strict=True)
         datasets.Dataset.from_dict(dict(text=texts, label=labels), features=features).to_parquet(home / f"d/{part}.parquet")
@@ -366,3 +368,143 @@ def test_a_folder_of_runs_that_may_not_be_listed_ends_in_a_sentence(tmp_path):
     (tmp_path / "runs").chmod(0o300)
     try: assert "runs" in refused("pretrain", *QUICK, cwd=tmp_path)
     finally: (tmp_path / "runs").chmod(0o700)
+
+
+# ---- a second look at the tables
+
+def test_found_words_have_no_places(home):
+    write_csv(home / "d/train.csv", ("low", "top")), write_csv(home / "d/validation.csv", ("0", "1"))
+    fails(home, "has the label '0', and the classifier knows low, top", "d")
+    call("finetune", "base", "--dataset", "d", "--label-names", "low", "top", "--frozen", "--length", 16, "--out", "n", cwd=home)
+
+
+def test_other_encodings_are_named(home):
+    lines = "".join(json.dumps(dict(text=f"café {text}", label=label), ensure_ascii=False) + "\n" for text, label in rows())
+    (home / "x.jsonl").write_bytes(lines.encode("latin-1"))
+    fails(home, "The table x.jsonl isn't UTF-8 text", "x.jsonl")
+    assert "The table x.jsonl isn't UTF-8 text" in refused("pretrain", "--dataset", "x.jsonl", cwd=home)
+    (home / "x.txt").write_bytes("\n\n".join(text for text, _ in rows()).encode("utf-16-le"))
+    assert "The file x.txt isn't UTF-8 text" in refused("pretrain", "--dataset", "x.txt", cwd=home)
+    (home / "w.csv").write_bytes((home / "who.csv").read_text().encode("utf-16-le"))
+    fails(home, "The file w.csv isn't UTF-8 text", "w.csv")
+
+
+def test_dates_and_repeated_first_lines_are_named(home):
+    days = [dict(text=text, label=f"2024-01-0{1 + (label == 'tom')}") for text, label in rows()]
+    (home / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in days))
+    fails(home, "read as a date", "x.jsonl")
+    (home / "all.csv").write_text((home / "who.csv").read_text() * 2)
+    fails(home, "repeats the first one, the names of the columns", "all.csv")
+
+
+def test_the_advice_at_the_end_works(home):
+    with open(home / "p.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("text", "other", "label"), *((text, "He ran.", label) for text, label in rows())])
+    out, _ = call("finetune", "base", "--dataset", "p.csv", "--text-pair-column", "other", "--frozen", "--length", 24, "--out", "pairs", cwd=home)
+    assert out.splitlines()[-1].strip() == 'minibert classify pairs "a text" --pair "another"'
+    call("classify", "pairs", "a text", "--pair", "another", cwd=home)
+    (home / "pairs/options.json").unlink()
+    assert "options.json" in refused("classify", "pairs", "a text", cwd=home)
+    assert "Ask it more" not in call("pretrain", *quick("--length", 12), "--out", "short", cwd=home)[0]
+
+
+def test_each_split_is_read_as_it_stands(home):
+    import datasets
+    for part, more in (("train", {}), ("validation", {"note": "n"})):
+        (home / "d").mkdir(exist_ok=True)
+        (home / f"d/{part}.jsonl").write_text("".join(json.dumps(dict(text=text, label=label) | more) + "\n" for text, label in rows()))
+    call("finetune", "base", "--dataset", "d", "--frozen", "--length", 16, "--out", "n", cwd=home)
+    (home / "d/train.jsonl").write_text("".join(json.dumps(dict(text=text, label=label == "tom")) + "\n" for text, label in rows()))
+    fails(home, "has the label 'anna', and the classifier knows 0, 1", "d")
+    found = {}
+    (home / "p").mkdir()
+    for part, names in (("train", ["anna", "tom"]), ("validation", ["tom", "anna"])):
+        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=names))
+        texts, labels = zip(*rows(), strict=True)
+        datasets.Dataset.from_dict(dict(text=texts, label=labels), features=features).to_parquet(home / f"p/{part}.parquet")
+        found[part] = labels
+    from minibert.labels import read_examples
+    train = read_examples(home / "p")
+    test = read_examples(home / "p", split="validation", names=train.names, places=False)
+    assert [train.names[label] for label in test.labels] == [*found["validation"]]
+
+
+def test_a_described_table_may_have_its_own_mark(home):
+    (home / "d").mkdir()
+    (home / "d/README.md").write_text("---\nconfigs:\n- config_name: default\n  sep: ';'\n  data_files: t.csv\n---\n")
+    (home / "d/t.csv").write_text("text;label\n" + "".join(f"{text};{label}\n" for text, label in rows(("01", "1"))))
+    call("finetune", "base", "--dataset", "d", "--frozen", "--length", 16, "--out", "n", cwd=home)
+    assert json.loads((home / "n/figures.json").read_text())["labels"] == ["01", "1"]
+
+
+def test_minus_one_may_be_a_name_and_test_is_mentioned(home):
+    write_csv(home / "d/train.csv", ("-1", "1")), write_csv(home / "d/test.csv", ("-1", "1"))
+    fails(home, "(-1 hides one)", "d")
+    told = call("finetune", "base", "--dataset", "d", "--label-names", "-1", "1", "--frozen", "--length", 16, "--out", "n", cwd=home)[1]
+    assert "--validation-split test asks it" in told
+
+
+def test_sentences_without_spaces_end_too():
+    from minibert.documents import split_sentences
+    assert split_sentences("明天。她走了！「好。」他来？") == ["明天。", "她走了！", "「好。」", "他来？"]
+    assert split_sentences("It cost 3。5 or so. Yes.") == ["It cost 3。", "5 or so.", "Yes."]
+
+
+def test_a_treebank_that_is_too_small_is_refused(home):
+    (home / "ud").mkdir()
+    for part in ("train", "dev"):
+        (home / f"ud/x-{part}.conllu").write_text("1\tAnna\tAnna\tPROPN\t_\t_\t0\troot\t_\t_\n\n")
+    assert "ud has 1 and 1 words" in refused("probe", "base", "--dataset", "ud", cwd=home)
+
+
+def test_unknown_words_are_said_wherever_a_text_is_asked(home):
+    for words in (("fill-mask", "base", "明 天 [MASK]"), ("next-sentence", "base", "明天", "明天"), ("inspect", "base", "明天", "--out", "p")):
+        with pytest.warns(UserWarning, match="of the text is unknown"): call(*words, cwd=home)
+
+
+def test_a_mistake_is_a_mistake_for_who_debugs_too(home, monkeypatch):
+    monkeypatch.setenv("MINIBERT_DEBUG", "1")
+    assert "Traceback" in call("fill-mask", "nowhere", "[MASK]", code=2, cwd=home)[1]
+
+
+def test_json_is_json_in_any_encoding(home):
+    write_csv(home / "w.csv", ("schön", "häßlich"))
+    call("finetune", "base", "--dataset", "w.csv", "--frozen", "--length", 16, "--out", "w", cwd=home)
+    for encoding in ("ascii", "cp1252", "utf8"):
+        told = subprocess.run([*COMMAND, "classify", "w", "anna", "--json"], env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True, cwd=home)
+        assert {*json.loads(told.stdout.decode(encoding))["labels"]} == {"schön", "häßlich"}
+
+
+def test_a_completion_is_written_again(tmp_path):
+    for _ in range(2): call("--tyro-write-completion", "bash", tmp_path / "c", cwd=tmp_path, code=None)
+    assert "minibert" in (tmp_path / "c").read_text()
+
+
+def test_a_picture_takes_no_other_ones_place(home):
+    shutil.copytree(home / "base", home / "x/base"), shutil.copytree(home / "base", home / "y/base")
+    (home / "base-and-base.png").write_bytes(b"mine")
+    places = [json.loads(call("compare", "base", other, "--json", cwd=home)[0])["picture"] for other in ("x/base", "y/base", "x/base")]
+    assert places == ["base-and-base-2.png", "base-and-base-3.png", "base-and-base-2.png"] and (home / "base-and-base.png").read_bytes() == b"mine"
+
+
+@pytest.mark.slow
+def test_processes_refuse_before_the_work_and_one_speaks(tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minibert.cli", "pretrain"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    told = subprocess.run([*launch, *map(str, quick("--batch-size", 1)), "--out", "a"], env=env, capture_output=True, text=True, cwd=tmp_path)
+    assert told.returncode and "cannot be cut into 2 parts" in told.stderr and not (tmp_path / "a").exists()
+    told = subprocess.run([*launch, "--print-config"], env=env, capture_output=True, text=True, cwd=tmp_path)
+    assert told.stdout.count("steps: ") == 1 + told.stdout.count("_steps: ")
+
+
+def test_a_run_that_is_trained_now_is_waited_for(home):
+    from filelock import FileLock
+    for name in ("model.safetensors", "summary.json"): (home / "base" / name).unlink()
+    with FileLock(home / "base/.lock"): assert "being trained now, so wait for its end" in refused("fill-mask", "base", "[MASK]", cwd=home)
+    assert "go on with" in refused("fill-mask", "base", "[MASK]", cwd=home)
+
+
+def test_the_steps_of_a_stopped_numpy_run_are_counted(home):
+    call("pretrain", *QUICK, "--backend", "numpy", "--log-steps", 1, "--out", "n", cwd=home)
+    (home / "n/summary.json").unlink()
+    assert next(run["step"] for run in json.loads(call("runs", ".", "--json", cwd=home)[0])["runs"] if run["run"] == "n") == 4

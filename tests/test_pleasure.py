@@ -233,7 +233,7 @@ def test_no_damage_stops_the_list(trained, tmp_path, name, text):
 def test_compare_is_paired_and_signed(trained, tmp_path):
     a, b = (str(trained[0] / "my runs" / k) for k in "12")
     there = one_object("compare", a, b, "--out", tmp_path / "x.png")
-    back, _ = call("compare", b, a, "--out", tmp_path / "x.png")
+    back, _ = call("compare", b, a, "--out", tmp_path / "y.png")
     for row in there["figures"].values():
         low, high = row["interval"]
         assert row["b"] - row["a"] == pytest.approx(row["difference"], abs=1e-9) and low <= row["difference"] <= high

@@ -119,10 +119,10 @@ def test_a_share_near_nothing_still_hides_a_token_of_each_text():
 
 @pytest.mark.parametrize("words,said", [
     ("--tyro-nonsense", "--tyro-nonsense stands before the command"), ("pretrain --tyro-nonsense", "pretrain has no option --tyro-nonsense"),
-    ("--tyro-write-completion bash", "takes SHELL FILE, the first one of bash, zsh, tcsh, fish"), ("--tyro-write-completion nosh f", "takes SHELL FILE"),
+    ("--tyro-write-completion bash", "takes SHELL FILE, the first one of bash, zsh, fish"), ("--tyro-write-completion nosh f", "takes SHELL FILE"),
     ("--tyro-write-completion bash f f", "takes SHELL FILE"), ("--tyro-print-completion", "takes SHELL"), ("--tyro-print-completion nosh", "takes SHELL"),
     ("pretrain --tyro-print-completion nosh", "has no option --tyro-print-completion"), ("--tyro-write-completion=bash f", "stands before the command"),
-    ("--tyro-write-completion bash none/f", "none/f could not be read or written"),
+    ("--tyro-write-completion bash none/f", "There is no folder none: make it"),
 ])
 def test_what_tyro_itself_rejects_is_a_sentence_too(tmp_path, words, said):
     told = leaves_nothing(*words.split(), cwd=tmp_path)
