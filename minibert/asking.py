@@ -83,6 +83,9 @@ def untrained(
     options: dict,  # those that its run was begun with
 ) -> set[str]:  # of the parts in HEADS
     "The parts of a BERT that nobody has trained, as far as its files tell."
+    if (kind := options.get("model", "bert")) != "bert":
+        raise ValueError(f"The run.yaml beside this {type(model).__name__} is of a {kind}: copy "
+                         "both again.")
     asked = options.get("objectives", "mlm,nsp")
     left = [parts for name, parts in HEADS.items() if name not in asked]
     return {*getattr(model, "fresh", ())}.union(*left)

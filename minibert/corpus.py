@@ -207,7 +207,8 @@ def _read(folder, check):
     except OSError as error: raise _not_read(folder, error) from None
     except json.JSONDecodeError: problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
-    except (EOFError, ValueError, TypeError) as error: problem = error
+    except (EOFError, ValueError, TypeError) as error:
+        problem = "a file in it is no array of numbers" if "pickle" in str(error) else error
     raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy it again, "
                      "or delete the folder and build a corpus there.")
 

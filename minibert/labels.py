@@ -153,6 +153,7 @@ def _warn_of_rows(rows: list[list], names: Sequence[str], width: int, what: str)
     "Warn where a text holds what reads as a row with a label: two stray quotes hide rows."
     for k, text in enumerate(chain.from_iterable(rows)):
         for line in text.splitlines()[1:]:
+            if len(line) > 10_000: continue  # no row of a table with labels
             cells = next(csv.reader([line]), [])
             if len(cells) == width and {cell.strip() for cell in cells} & {*names}:
                 row = k % len(rows[0]) + 1

@@ -244,7 +244,9 @@ def inspect(
     out = check_free(out).resolve()
     model, tokenizer, notes = _open(run)
     show = resolve(family_of(model)[1].inspected)
-    warn_unknown("the text", tokenizer, tokenizer.ids(f"{text} {pair or ''}"))
+    with warnings.catch_warnings(record=True) as said:
+        warn_unknown("the text", tokenizer, tokenizer.ids(f"{text} {pair or ''}"))
+    notes += [str(warning.message) for warning in said]
     shown = show(model, tokenizer, text, pair, Path(run), notes)
     with made_whole(out) as aside: _write(aside, run, model.config, shown, notes)
     return out / "index.html"

@@ -319,7 +319,8 @@ def _read_mapping(path: str | Path) -> dict:
         raise ValueError(f"The options in {path} cannot be read ({said}): give a "
                          "YAML file with lines like 'batch_size: 64'.") from None
     if not isinstance(given, dict):
-        raise ValueError(f"{path} holds no options: write lines like 'batch_size: 64'.")
+        raise ValueError(f"{path} holds no options: write lines like 'batch_size: 64', or copy "
+                         "the file of a run again.")
     return given
 
 # %% ../nbs/appendix/recipe.ipynb #b7611f8b

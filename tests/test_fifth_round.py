@@ -458,8 +458,10 @@ def test_a_treebank_that_is_too_small_is_refused(home):
 
 
 def test_unknown_words_are_said_wherever_a_text_is_asked(home):
-    for words in (("fill-mask", "base", "明 天 [MASK]"), ("next-sentence", "base", "明天", "明天"), ("inspect", "base", "明天", "--out", "p")):
+    for words in (("fill-mask", "base", "明 天 [MASK]"), ("next-sentence", "base", "明天", "明天")):
         with pytest.warns(UserWarning, match="of the text is unknown"): call(*words, cwd=home)
+    call("inspect", "base", "明天", "--out", "p", cwd=home)
+    assert "of the text is unknown" in (home / "p/index.html").read_text()
 
 
 def test_a_mistake_is_a_mistake_for_who_debugs_too(home, monkeypatch):
@@ -467,6 +469,7 @@ def test_a_mistake_is_a_mistake_for_who_debugs_too(home, monkeypatch):
     assert "Traceback" in call("fill-mask", "nowhere", "[MASK]", code=2, cwd=home)[1]
 
 
+@pytest.mark.slow
 def test_json_is_json_in_any_encoding(home):
     write_csv(home / "w.csv", ("schön", "häßlich"))
     call("finetune", "base", "--dataset", "w.csv", "--frozen", "--length", 16, "--out", "w", cwd=home)
@@ -508,3 +511,24 @@ def test_the_steps_of_a_stopped_numpy_run_are_counted(home):
     call("pretrain", *QUICK, "--backend", "numpy", "--log-steps", 1, "--out", "n", cwd=home)
     (home / "n/summary.json").unlink()
     assert next(run["step"] for run in json.loads(call("runs", ".", "--json", cwd=home)[0])["runs"] if run["run"] == "n") == 4
+
+
+# ---- and a third look
+
+def test_a_very_long_line_in_a_text_is_read(home):
+    with open(home / "w.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows(), ("one\n" + "ball " * 40_000, "anna")])
+    call("finetune", "base", "--dataset", "w.csv", "--frozen", "--length", 16, "--out", "n", cwd=home)
+
+
+def test_another_runs_options_are_noticed(home):
+    call("pretrain", *QUICK, "--model", "gpt", "--out", "gpt", cwd=home)
+    (home / "base/SHA256SUMS").unlink()
+    shutil.copy(home / "gpt/run.yaml", home / "base/run.yaml")
+    for words in (("fill-mask", "base", "a [MASK]"), ("inspect", "base", "a", "--out", "p"), ("finetune", "base", "--dataset", "who.csv", "--frozen", "--pooling", "cls")):
+        assert "is of a gpt: copy both again" in refused(*words, cwd=home)
+
+
+def test_an_array_of_zeros_is_not_to_be_unpickled(home):
+    (home / "base/val/document_starts.npy").write_bytes(bytes(200))
+    assert "no array of numbers" in refused("evaluate", "base", cwd=home)
