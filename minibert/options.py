@@ -315,8 +315,11 @@ def default_options(kind: type, words: list[str], path: str | None) -> Any:
         for name, bundles in ("backend", BACKENDS), ("recipe", RECIPES):
             if found[name]: by_hand |= bundles.get(found[name], {})
             else: options |= bundles.get(in_file.get(name), {})
-        if found["start"]: by_hand |= STARTED
-        elif in_file.get("start"): options |= STARTED
+        if found["start"] == "None": in_file.pop("start", None)  # a flag undoes the file's
+        elif found["start"]: by_hand |= STARTED
+        elif in_file.get("start"):
+            options |= STARTED
+            by_hand |= {name: None for name in STARTED.keys() & by_hand.keys()}
     own = [base for base in (PretrainOptions, FinetuneConfig, kind) if issubclass(kind, base)]
     written = written_by_hand(in_file, own[0])
     check_effect(unmade(kind, options | in_file, None), written, path)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .config_files import config_text
-from .core import read_json, write_whole
+from .core import Bounds, check_values, read_json, write_whole
 from .text import check_text, close_spaces
 from .tokenizer import WordPieceTokenizer
 from .tokenizer_files import check_twice, fetch_files
@@ -51,6 +52,9 @@ class FileTokenizer:
         self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
         self.vocab = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self.vocab.values()) + 1
+        if self.vocab_size > 2 * len(self.vocab) + (1 << 16):  # a table of gaps
+            raise ValueError(f"The tokenizer has {len(self.vocab):,} pieces, and one with the id "
+                             f"{self.vocab_size - 1:,}: copy or download its files again.")
         self.pieces = [inner.id_to_token(k) or "" for k in range(self.vocab_size)]
         for name in filter(None, (end, pad)):
             if name not in self.vocab:
@@ -107,6 +111,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     "A whole number in groups of seven bits, and where it ends."
     value, shift = 0, 0
     while True:
+        if shift > 63: raise ValueError("no number has more than ten groups")
         value |= (data[at] & 127) << shift
         at, shift = at + 1, shift + 7
         if data[at - 1] < 128: return value, at
@@ -152,7 +157,7 @@ def read_spiece(path: Path) -> dict:  # pieces, special, unknown, charsmap
 def _from_spiece(path: Path, config: dict) -> Any:  # a tokenizers.Tokenizer
     "T5's tokenizer: the file's pieces, and behind them the sentinels in reverse."
     tk, said = _library(), read_spiece(path)
-    names = range(config.get("extra_ids", 100))
+    names = range(config.get("extra_ids") or 0 if "extra_ids" in config else 100)
     sentinels = [f"<extra_id_{n}>" for n in reversed(names)]
     pieces = said["pieces"] + [(name, 0.0) for name in sentinels]
     inner = tk.Tokenizer(tk.models.Unigram(pieces, unk_id=said["unknown"]))
@@ -172,7 +177,10 @@ def _from_merges(files: dict[str, Path], config: dict) -> Any:  # a tokenizers.T
     inner.pre_tokenizer = tk.pre_tokenizers.ByteLevel(
         add_prefix_space=config.get("add_prefix_space", False))
     inner.decoder = tk.decoders.ByteLevel()
-    added = read_json(files["added_tokens.json"]) if "added_tokens.json" in files else {}
+    added = {}
+    if "added_tokens.json" in files:
+        added = read_json(files["added_tokens.json"])
+        check_values(added, dict.fromkeys(added, int), f"In {files['added_tokens.json']}, ")
     known = [name for name in _ENDS if name in inner.get_vocab()]
     inner.add_special_tokens(known + sorted(added, key=added.get))
     return inner
@@ -194,7 +202,7 @@ def find_tokenizer_files(name_or_folder: str | Path, hub: dict) -> dict[str, Pat
 def tokenizer_type(files: dict[str, Path]) -> str:  # "WordPiece", "BPE", "Unigram", ...
     "The kind of tokenizer that files hold; FileNotFoundError where one is missing."
     if "tokenizer.json" in files:
-        model = read_json(files["tokenizer.json"]).get("model") or {}
+        model = read_json(files["tokenizer.json"], dict(model=dict | None)).get("model") or {}
         guess = "BPE" if "merges" in model else "WordPiece"  # old files name no type
         return model.get("type") or ("Unigram" if "unk_id" in model else guess)
     pair = files.keys() & {"vocab.json", "merges.txt"}
@@ -206,9 +214,28 @@ def tokenizer_type(files: dict[str, Path]) -> str:  # "WordPiece", "BPE", "Unigr
 
 
 def _named(content: dict, which: str) -> str | None:
-    "A token that a file names, as a text or as an object."
+    "A token that a file names, as a text or as an object; ValueError for anything else."
     said = content.get(which)
-    return said.get("content") if isinstance(said, dict) else said
+    said = said.get("content") if isinstance(said, dict) else said
+    if not isinstance(said, str | None):
+        raise ValueError(f"The tokenizer's {which} is {said!r}, which is no text: copy or "
+                         "download its files again.")
+    return said
+
+
+_GAPS = Annotated[int, Bounds(0, 1 << 16, words="a whole number from 0 to 65,536")]
+_TOLD = {"extra_ids": _GAPS | None, "add_prefix_space": bool | None,
+         "clean_up_tokenization_spaces": bool | None}  # what a config may say
+
+
+@contextmanager
+def _readable(name: str | Path) -> Iterator[None]:
+    "While it lasts, what the library raises becomes a sentence; its panics are no Exception."
+    try: yield
+    except (ValueError, OSError, KeyboardInterrupt, ImportError): raise
+    except BaseException as problem:
+        raise ValueError(f"The tokenizer of {name} could not be read ({problem}): copy or "
+                         "download it again.") from None
 
 # %% ../nbs/appendix/other_tokenizers.ipynb #6be8844b
 def read_other(
@@ -217,20 +244,16 @@ def read_other(
 ) -> FileTokenizer:
     "A tokenizer out of its files; ValueError where they are of a kind that we don't read."
     kind, tk = tokenizer_type(files), _library()
-    config, others = (read_json(files[name]) if name in files else {}
+    config, others = (read_json(files[name], _TOLD) if name in files else {}
                       for name in ("tokenizer_config.json", "special_tokens_map.json"))
     if kind not in ("BPE", "Unigram"):
         raise ValueError(f"{name_or_folder} has a tokenizer of type {kind}: only "
                          "WordPiece, BPE and Unigram can be read.")
-    try:
+    with _readable(name_or_folder):
         if "tokenizer.json" in files:
             inner = tk.Tokenizer.from_file(str(files["tokenizer.json"]))
         elif kind == "BPE": inner = _from_merges(files, config)
         else: inner = _from_spiece(files["spiece.model"], config)
-    except (ValueError, OSError): raise
-    except Exception as problem:  # the library raises nothing more exact
-        raise ValueError(f"The tokenizer of {name_or_folder} could not be read "
-                         f"({problem}): copy or download it again.") from None
     vocab = inner.get_vocab()
     check_twice(files, vocab)
     end, pad = (_named(config, which) or _named(others, which)
@@ -240,7 +263,10 @@ def read_other(
         raise ValueError(f"The tokenizer of {name_or_folder} names no token that ends a "
                          "text: write eos_token into its tokenizer_config.json.")
     most = config.get("model_max_length")
-    return FileTokenizer(
+    if not isinstance(most, int | float | None) or most is not None and most < 1:
+        raise ValueError(f"In {files['tokenizer_config.json']}, model_max_length is {most!r}: "
+                         "give a number of 1 or more.")
+    with _readable(name_or_folder): return FileTokenizer(
         inner, end, pad or ("<pad>" if "<pad>" in vocab else None), config=config,
         clean_up_tokenization_spaces=bool(  # a BPE's spaces are its own
             kind == "Unigram" and config.get("clean_up_tokenization_spaces")),

@@ -85,7 +85,8 @@ def _sort_files(path):
 
 def _described(path):
     "Does a folder's README.md say what its files are, as on the hub?"
-    if not (about := path / "README.md").is_file(): return False
+    about = path / "README.md"
+    if about.name not in os.listdir(path) or not about.is_file(): return False
     text = about.read_text(encoding="utf-8", errors="replace")
     head = re.match(r"---\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
     return bool(head and re.search("^(configs|dataset_info):", head[1], re.MULTILINE))
@@ -164,7 +165,7 @@ def _check_names(path: Path, names: list[str], mark: str) -> None:
 
 def _checked(row: list[str], path: Path, line: int, names: list[str], mark: str) -> list:
     "The row; ValueError for too many or too few fields, and for rows in one cell."
-    if row == names:
+    if [cell.removeprefix("\ufeff") for cell in row] == names:  # Excel's mark comes with it
         raise ValueError(f"Line {line} of {path} repeats the first one, the names of the columns: "
                          "take it out.")
     if len(row) != len(names):

@@ -532,3 +532,62 @@ def test_another_runs_options_are_noticed(home):
 def test_an_array_of_zeros_is_not_to_be_unpickled(home):
     (home / "base/val/document_starts.npy").write_bytes(bytes(200))
     assert "no array of numbers" in refused("evaluate", "base", cwd=home)
+
+
+@pytest.fixture
+def bpe(tmp_path):
+    "A folder with a small tokenizer of bytes, and what changes a file in it."
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.train_from_iterator(["Tom ran."] * 9, trainers.BpeTrainer(special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    def change(name, **values):
+        path = tmp_path / name
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(kept | values))
+        return tmp_path
+    return change
+
+
+@pytest.mark.parametrize("name,values,said", [
+    ("tokenizer.json", dict(model="x"), "model is 'x'"), ("tokenizer.json", dict(model=[1]), "model is [1]"),
+    ("tokenizer_config.json", dict(model_max_length="x"), "model_max_length is 'x'"), ("tokenizer_config.json", dict(model_max_length=-3), "model_max_length is -3"),
+    ("tokenizer_config.json", dict(eos_token=["x"]), "eos_token is ['x'], which is no text"), ("tokenizer_config.json", dict(eos_token=0), "eos_token is 0"),
+    ("special_tokens_map.json", dict(pad_token=dict(content=["x"])), "pad_token is ['x']"),
+    ("tokenizer_config.json", dict(extra_ids="x"), "extra_ids is 'x': give a whole number"), ("tokenizer_config.json", dict(extra_ids=3_000_000), "extra_ids is 3000000"),
+    ("tokenizer.json", dict(normalizer=dict(type="Precompiled", precompiled_charsmap="AAAAAAAA")), "could not be read"),
+])
+def test_odd_values_in_a_foreign_tokenizer_are_named(bpe, name, values, said):
+    from minibert.other_tokenizers import open_tokenizer
+    open_tokenizer(bpe("tokenizer_config.json", model_max_length=1e30))
+    with pytest.raises(ValueError) as problem: open_tokenizer(bpe(name, **values))
+    assert said in str(problem.value)
+
+
+def test_a_far_number_of_a_piece_and_an_erased_file_take_no_time(bpe, tmp_path):
+    from minibert.other_tokenizers import open_tokenizer, read_spiece
+    home = bpe("tokenizer_config.json")
+    told = json.loads((home / "tokenizer.json").read_text())
+    told["model"]["vocab"]["far"] = 200_000_000
+    (home / "tokenizer.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="200,000,000"): open_tokenizer(home)
+    (tmp_path / "spiece.model").write_bytes(b"\xff" * 1_000_000)
+    began = time.process_time()
+    with pytest.raises(ValueError, match="no SentencePiece file"): read_spiece(tmp_path / "spiece.model")
+    assert time.process_time() - began < 5
+
+
+def test_a_start_in_a_file_is_one(home):
+    (home / "s.yaml").write_text("start: base\n")
+    for bundle in (("--recipe", "fast"), ("--backend", "numpy")):
+        told = call("pretrain", "--config", "s.yaml", *bundle, "--print-config", "--json", cwd=home)[0]
+        assert json.loads(told)["start"] == "base" and json.loads(told)["positions"] is None
+    told = json.loads(call("pretrain", "--config", "s.yaml", "--start", "None", "--print-config", "--json", cwd=home)[0])
+    assert told["start"] is None and told["size"] == "tiny"
+
+
+def test_tables_with_excels_mark_put_together_are_refused(home):
+    (home / "a.csv").write_text((home / "who.csv").read_text(), encoding="utf-8-sig")
+    (home / "all.csv").write_bytes((home / "a.csv").read_bytes() * 2)
+    fails(home, "repeats the first one", "all.csv")
