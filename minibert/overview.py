@@ -251,12 +251,12 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     home = Path(a).parent if Path(a).name else one.parent
     title = f"{one} and {other}"
     picture = Path(out or _free_for(home / f"{one.name}-and-{other.name}.png", title))
-    if picture.is_dir():
-        raise ValueError(f"{picture} is a folder, and the picture would have that name: give "
-                         "another one with --out.")
     if picture.suffix.lower() != ".png":
         raise ValueError(f"The picture is to be {picture}, and it is a PNG file: give a "
                          "name that ends in .png.")
+    if picture.is_dir():
+        raise ValueError(f"{picture} is a folder, and the picture would have that name: give "
+                         "another one with --out.")
     if not picture.parent.is_dir():
         raise ValueError(f"There is no folder {picture.parent} for the picture: make it, "
                          "or give another --out.")

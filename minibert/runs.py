@@ -229,7 +229,12 @@ def ruler(run: Run) -> Any:  # a PairSampler, or other examples
 
 # %% ../nbs/appendix/runs.ipynb #5d409059
 def new_folder(out: str | None, where: str = "runs") -> Path:
-    "The folder that a run is to have; FileExistsError with a sentence if it is there."
+    "The folder that a run is to have; an OSError with a sentence if it's there, or can't be."
+    home = next(p for p in (Path(where) / "1" if out is None else Path(out)).absolute().parents
+                if p.exists())
+    if home.is_dir() and not os.access(home, os.W_OK):
+        raise PermissionError(f"No run can be made in {home}, since nobody lets us write there: "
+                              "give another folder with --out.")
     if out is None:
         if os.path.lexists(where) and not os.path.isdir(where):
             raise NotADirectoryError(f"{where} is a file, or a link that leads nowhere, and the "

@@ -591,3 +591,9 @@ def test_tables_with_excels_mark_put_together_are_refused(home):
     (home / "a.csv").write_text((home / "who.csv").read_text(), encoding="utf-8-sig")
     (home / "all.csv").write_bytes((home / "a.csv").read_bytes() * 2)
     fails(home, "repeats the first one", "all.csv")
+
+
+def test_a_folder_that_may_not_be_written_is_named_first(home, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    for words in (("pretrain", *QUICK), ("finetune", "base", "--dataset", "who.csv"), ("finetune", "base", "--dataset", "who.csv", "--out", "n")):
+        assert f"No run can be made in {home}" in refused(*words, cwd=home)

@@ -20,7 +20,7 @@ def table(mark=",", label="label"):
     ("pretrain --seed", "--seed stands without its value"), ("pretrain --config", "--config stands without its value"),
     ("pretrain --resume --steps 3", "--resume stands without its value"), ("finetune b --dataset -x.csv", "--NAME=VALUE"),
     ("fill-mask", "fill-mask needs RUN and TEXT: give them"), ("inspect a b", "inspect needs --out: give it"),
-    ("bench --vocab-size 6", "from 64 to 16,777,216 or None"), ("pretrain --max-position-embeddings 99999999999", "from 1 to 1,048,576"),
+    ("bench --vocab-size 6", "from 64 to 16,777,216."), ("pretrain --max-position-embeddings 99999999999", "from 1 to 1,048,576"),
     ("pretrain -- --steps 4", "put it before the --"), ("--json pretrain", "write the command first"), ("--version --json", "stands alone"),
     ("PRETRAIN", "did you mean pretrain?"), ("pretrain --STEPS 4", "did you mean --steps?"), ("pretrain --conf x", "did you mean --config?"),
     ("evaluate a b", "leave it out, and put a name"), ("finetune a b.csv", "a table is given by --dataset"), ("fill-mask a b c", "put the text in quotes"),
@@ -127,8 +127,8 @@ def test_compare_overwrites_no_file_of_another_kind(run, tmp_path):
     shutil.copytree(run, tmp_path / "a")
     (tmp_path / "mine.csv").write_text("mine")
     (tmp_path / "b.png").mkdir()
-    for out in ("mine.csv", "new.jpg", "a", "b.png"):
-        assert "ends in .png" in leaves_nothing("compare", "a", "a", "--out", out, cwd=tmp_path)
+    for out, said in (("mine.csv", "ends in .png"), ("new.jpg", "ends in .png"), ("a", "ends in .png"), ("b.png", "b.png is a folder")):
+        assert said in leaves_nothing("compare", "a", "a", "--out", out, cwd=tmp_path)
     (tmp_path / "a/metrics.jsonl").write_text("")
     assert "a/metrics.jsonl has no whole line" in leaves_nothing("compare", "a", "a", "--out", "c.png", cwd=tmp_path)
 
