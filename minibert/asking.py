@@ -116,7 +116,9 @@ def finite_answer(
             raise ValueError(f"The weight {name} holds NaN or infinite values, so the "
                              "model has no answer: go back to an earlier checkpoint.")
     if not probs.isfinite().all():
-        raise ValueError("The model's answer is no finite number, though its weights "
-                         f"are: {model.nsp_head.bias.dtype} has no room for what they "
-                         "compute, so ask model.float() instead.")
+        dtype = model.nsp_head.bias.dtype
+        raise ValueError("The model's answer is no finite number, though its weights are: "
+                         f"{dtype} has no room for what they compute, so " + (
+                             "train anew at a lower rate." if dtype.itemsize > 2 else
+                             "ask model.float() instead."))
     return probs

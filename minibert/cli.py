@@ -78,7 +78,8 @@ def run_pretrain(options: Pretrain) -> None:
         summary = finish(model, seconds, run)
     rest = [] if options.quiet or options.json else [
         *meaning(summary).split("\n"), *what_it_learned(model, run).split("\n"), ""]
-    more = [] if options.quiet or run.options.length < 28 else [  # the questions' length
+    short = options.model != "t5" and run.options.length < 28  # the questions are longer
+    more = [] if options.quiet or short else [
         f"  {ask_more(summary, options.model, run.folder)}"]
     print_found(options, dict(folder=str(run.folder)) | summary, figure_rows(summary), *rest,
                 f"Saved in {run.folder}." + (" Ask it more:" if more else ""), *more)

@@ -226,7 +226,7 @@ def read_text(path: str | Path) -> str:
     try: return data.decode("utf8")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is damaged or isn't UTF-8 text: copy or download it "
-                         "again.") from None
+                         "again, or save it as UTF-8.") from None
 
 
 def named_once(pairs: Iterable[tuple], path: str | Path) -> dict:

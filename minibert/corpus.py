@@ -196,7 +196,7 @@ def _not_read(folder, error):
 def _read(folder, check):
     "The arrays and the facts of a corpus folder."
     try:
-        info = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        info = dict(json.loads((folder / "corpus.json").read_text(encoding="utf-8")))
         files, _ = info["files"], (info["vocab_size"], info["vocabulary"])
         return [_map(folder / f"{n}.npy", files[n], check) for n in _NAMES], info
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -24,7 +24,7 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from .config_files import read_config
-from .core import lacks_memory, way_on, write_whole
+from .core import lacks_memory, naming, way_on, write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 from .progress import is_trained_now
@@ -348,6 +348,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:  # the folder to write t
             os.replace(aside, folder)
         else:
             drop_sums(folder, *names)
-            for name in names: os.replace(aside / name, folder / name)
+            for name in names:
+                with naming(folder / name, aside): os.replace(aside / name, folder / name)
             keep_sums(folder, *names)
     finally: shutil.rmtree(aside, ignore_errors=True)

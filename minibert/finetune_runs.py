@@ -214,7 +214,8 @@ def run_finetuning(
         else: finetune(model, train, val, config, out, progress=progress,
                        resume=whole)
     except FloatingPointError as problem:
-        if "answers" not in str(problem): raise  # the loop has said it
+        if "answers" not in (said := str(problem)):  # the loop has said it, for pre-training
+            raise FloatingPointError(said.replace(" or lengthen the warm-up", "")) from None
         raise FloatingPointError(
             f"The fine-tuning diverged, so the model's answers are no finite numbers: begin "
             f"anew with a lower learning rate than {options.learning_rate:g}.") from None

@@ -104,7 +104,7 @@ def number_labels(
 # %% ../nbs/appendix/labels.ipynb #a2ead9f0
 def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     "Columns, the label names that are known, and the splits there are."
-    tables = load_table(dataset, name)
+    tables = load_table(dataset, name, labelled=True)
     if split not in tables: return {}, {}, list(tables)
     table = tables[split]
     known = {column: feature.names for column, feature in table.features.items()

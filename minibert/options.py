@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from .core import (
-    Batch, Bounds, Count, Name, Positive, Whole, check_fields, read_text)
+from minibert.core import (
+    Batch, Bounds, Count, Name, Positive, Whole, check_fields, naming,
+    read_text)
 from .kinds import KINDS
 from .manual import WORDS, help_for, help_for_all, places
 from .recipe import (
@@ -467,7 +468,7 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
             raise FileNotFoundError(f"There is no folder {file.parent}: make it, or give another FILE.")
         kinds = [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
                  for name, kind in COMMANDS.items()]
-        return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)
+        with naming(words[-1]): return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)
     if command in ("-h", "--help"):
         print(help_for_all(COMMANDS), end="")
         raise SystemExit(0)

@@ -196,6 +196,9 @@ def find_tokenizer_files(name_or_folder: str | Path, hub: dict) -> dict[str, Pat
     if not Path(name_or_folder).is_dir():
         return fetch_files(str(name_or_folder), hub, _FILES)
     paths = {name: Path(name_or_folder) / name for name in _FILES}
+    if odd := next((path for path in paths.values() if path.is_dir()), None):
+        raise IsADirectoryError(f"{odd} is a folder, and a file of a tokenizer is expected "
+                                "there: copy or download it again.")
     return {name: path for name, path in paths.items() if path.is_file()}
 
 

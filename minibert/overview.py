@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .core import (
-    check_free, check_values, in_words, list_checkpoints, way_on, write_whole)
+    check_free, check_values, in_words, list_checkpoints, read_text, way_on, write_whole)
 from .progress import is_trained_now
 from .recipe import PretrainOptions, read_options
 
@@ -47,6 +47,16 @@ def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     return 0, {}
 
 
+def _last_line(folder: Path) -> int:
+    "The step of the last whole line of metrics.jsonl; 0 without one."
+    path = folder / "metrics.jsonl"
+    if not path.is_file(): return 0
+    lines = [line for line in read_text(path).splitlines() if line.endswith("}")]
+    try: return int(json.loads(lines[-1])["step"]) if lines else 0
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        raise ValueError(f"{path} is damaged: its last line names no step.") from None
+
+
 def _near(name: str) -> str:
     "A path as it is written here: without the working folder, where it lies in it."
     here = os.path.join(os.getcwd(), "")
@@ -58,6 +68,8 @@ def _state(folder: Path, ended: bool, done: int, by_hand: bool) -> str:
     if is_trained_now(folder): return "being trained now"
     if ended: return "finished"
     if by_hand: return "stopped; NumPy keeps no checkpoints to go on from"
+    if not done and _last_line(folder) and not (folder / "checkpoints").is_dir():
+        return "stopped; its checkpoints are gone, so it can't go on"
     return f"stopped at step {done:,}: {way_on(folder)}"
 
 
@@ -68,9 +80,7 @@ def _of_pretraining(folder: Path) -> dict:
     ended = all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
     summary = _read(folder / "summary.json") if ended else {}
     by_hand = options.backend == "numpy"
-    if by_hand and (folder / "metrics.jsonl").is_file():  # it keeps no checkpoints
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf8").splitlines()
-        done = max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+    if by_hand: done = _last_line(folder)  # it keeps no checkpoints
     name = next((name for name in FIGURES if name in summary), None)
     return dict(
         model=options.model, size=options.size or f"of {_near(options.start)}", dataset=options.dataset,
@@ -106,7 +116,8 @@ def describe(folder: Path) -> dict:
         kept = [folder / n for n in ("metrics.jsonl", name) if (folder / n).exists()]
         when = datetime.fromtimestamp(kept[0].stat().st_mtime)
         told = own[name](folder)
-        check_values(told, dict.fromkeys(("value", "baseline", "seconds"), float | None),
+        numbers = dict.fromkeys(("value", "baseline", "seconds"), float | None)
+        check_values(told, numbers | dict.fromkeys(("step", "steps"), int | None),
                      f"A file in {folder} is damaged: its ")
         return dict(run=str(folder)) | told | dict(when=f"{when:%Y-%m-%d %H:%M}")
     except (ValueError, OSError) as problem: said = in_words(problem)
@@ -204,7 +215,8 @@ def paired(a: dict, b: dict) -> dict[str, dict]:  # figure -> a, b, difference, 
 # %% ../nbs/appendix/overview.ipynb #e3f98488
 def verdict(a: Any, b: Any, told: dict[str, dict]) -> str:
     "In a sentence: which run is better at its main figure, if that can be told."
-    name, row = next(iter(told.items()))
+    name = next((name for name in FIGURES if name in told), next(iter(told)))
+    row = told[name]
     low, high = row["interval"]
     what = name.replace("_", " ")
     if low <= 0 <= high:
@@ -231,8 +243,12 @@ def draw_both(a: Any, b: Any, told: dict[str, dict]):
         told = lines[0].keys() & set(losses) or {"loss"}
         for name in sorted(told):
             what = OBJECTIVES.get(name.removesuffix("_loss"), name)
-            curves[f"{run}: {what}"] = ([line["step"] for line in lines],
-                                        [line[name] for line in lines])
+            own = [line for line in lines if name in line]
+            if not own:
+                raise ValueError(f"{run}/metrics.jsonl has no {name}, so it is of another run: "
+                                 "copy the run's own again.")
+            curves[f"{run}: {what}"] = ([line["step"] for line in own],
+                                        [line[name] for line in own])
     ends = [f"{name} from {ys[0]:.2f} to {ys[-1]:.2f}" for name, (_, ys) in curves.items()]
     return show_curves(curves, alt=f"The losses of two runs: {'; '.join(ends)}.")
 

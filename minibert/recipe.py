@@ -314,6 +314,10 @@ def _read_mapping(path: str | Path) -> dict:
     if str(path).lower().endswith(".json"): return read_json(path, once=True)
     try: given = _Words(path).get_single_data()
     except RecursionError: given = None
+    except ValueError as problem:
+        if str(path) in str(problem): raise  # a sentence of ours
+        raise ValueError(f"The options in {path} cannot be read ({problem}): write words and "
+                         "numbers, without tags of YAML.") from None
     except PermissionError: raise  # the file may be all right
     except (OSError, yaml.YAMLError) as problem:
         said = in_words(problem).rstrip(".")[:200]

@@ -314,7 +314,7 @@ def draw_curves(lines: list[dict], summary: dict):
                 [line[f"{start}{name}_loss"] for line in told])
     pays = summary | dict(coin_loss=math.log(2))
     base = {GUESSERS[name].replace("_", " "): pays[f"{GUESSERS[name]}_loss"]
-            for name in names if name in GUESSERS}
+            for name in names if f"{GUESSERS.get(name)}_loss" in pays}
     told = [f"{name} {losses[0]:.2f} to {losses[-1]:.2f}"
             for name, (_, losses) in curves.items()]
     told += [f"{name} {loss:.2f} throughout" for name, loss in base.items()]

@@ -403,6 +403,8 @@ def train_by_hand(
     callbacks: Iterable[Callback] = (),
 ) -> BertForPreTraining:  # another model, with the last weights
     "Train with NumPy alone; Ctrl-C and SIGTERM save the weights and stop."
+    import numpy as np
+
     from minibert.numpy_bert.training import pretrain_numpy
     steps = training.steps
     bar = Progress(steps, show=is_shown())
@@ -411,9 +413,10 @@ def train_by_hand(
         bar.tell({name: lines[-1][f"{name}_loss"] for name in ("mlm", "nsp")})
     with only_run_in(folder), bar, asked_to_stop() as asked:
         counted, params = _Counted(sampler, bar, asked), numpy_weights(model)
-        try: pretrain_numpy(
-                model.config, counted, training, folder, params=params,
-                callbacks=[*callbacks, Callback(show)])
+        try:
+            with np.errstate(all="ignore"):  # the loop says what isn't finite
+                pretrain_numpy(model.config, counted, training, folder, params=params,
+                               callbacks=[*callbacks, Callback(show)])
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"Stopped before step {bar.done + 1} of {steps}: the weights are saved in "

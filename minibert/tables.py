@@ -361,6 +361,8 @@ def load_table(
     source: str | Path,  # a name on the hub, a folder in its layout, or a table
     name: str | None = None,  # the configuration
     streaming: bool = False,  # read as it comes, and kept nowhere
+    *,
+    labelled: bool = False,  # a text alone won't do
 ) -> Any:  # split -> rows, as the library of data sets gives them, or CsvRows
     "The splits of a data set, by name or local path; ValueError with one sentence."
     _check_there(source, name)
@@ -368,7 +370,7 @@ def load_table(
     described = path.is_dir() and _described(path)
     splits = {} if described or not path.exists() else _split_files(path)
     if described:
-        with _library_speaks(source, name): splits, mark = _described_files(path, name)
+        with _library_speaks(source, name, labelled): splits, mark = _described_files(path, name)
     if any(_READERS[file.suffix.lower()] == "csv" for file in chain(*splits.values())):
         own = mark if described and mark != "," else None
         return {split: CsvRows(files, own) for split, files in splits.items()}
@@ -376,7 +378,7 @@ def load_table(
         _check_parquet([file for file in files if file.suffix.lower() == ".parquet"])
     datasets = _library()
     if not streaming: _check_kept(Path(datasets.config.HF_DATASETS_CACHE))
-    with _library_speaks(source, name): return _open_data(source, name, streaming, splits)
+    with _library_speaks(source, name, labelled): return _open_data(source, name, streaming, splits)
 
 # %% ../nbs/appendix/tables.ipynb #f8178a5f
 _REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EIO}
@@ -390,7 +392,7 @@ def system_refusal(error: BaseException | None) -> OSError | None:
 
 
 @contextmanager
-def _library_speaks(source, name):
+def _library_speaks(source, name, labelled):
     "While it lasts, the library draws no bars, and what it raises becomes one sentence."
     datasets = _library()
     bars, log = datasets.is_progress_bar_enabled(), logging.getLogger("datasets")
@@ -399,13 +401,13 @@ def _library_speaks(source, name):
     log.setLevel(logging.CRITICAL)  # what it has to say, it raises, too
     try: yield
     except Exception as error:
-        raise system_refusal(error) or _not_loaded(source, name, error) from None
+        raise system_refusal(error) or _not_loaded(source, name, error, labelled) from None
     finally:
         log.setLevel(level)
         if bars: datasets.enable_progress_bars()
 
 
-def _not_loaded(source, name, error):
+def _not_loaded(source, name, error, labelled=False):
     "One sentence for whatever the library of data sets raises."
     if type(error).__name__.startswith("DatasetGeneration") and error.__cause__:
         error = error.__cause__  # it says what was wrong
@@ -424,5 +426,5 @@ def _not_loaded(source, name, error):
                           "values of one kind.")
     return ValueError(
         f"The data set {failed}give the name of one on the Hugging Face hub (which needs the network, or "
-        "that it was loaded before), a folder in the hub's layout, a text file or a "
-        "folder of them, or stories.")
+        "that it was loaded before), a folder in the hub's layout, "
+        + ("or a table." if labelled else "a text file or a folder of them, or stories."))

@@ -28,7 +28,7 @@ from .progress import Progress
 from .recipe import TrainingConfig
 
 # %% auto #0
-__all__ = ['TrainState', 'begin_run', 'log_line', 'not_finite', 'stopped']
+__all__ = ['TrainState', 'check_own', 'begin_run', 'log_line', 'not_finite', 'stopped']
 
 # %% ../nbs/appendix/train_state.ipynb #8a740b86
 @dataclass
@@ -71,6 +71,16 @@ class TrainState:
         self.saved = time.monotonic()
 
 # %% ../nbs/appendix/train_state.ipynb #6b1f0a02
+def check_own(state: TrainState) -> None:
+    "Refuse the metrics of another run: ValueError naming a loss that this one hasn't."
+    own = getattr(state.examples, "objectives", None)
+    found = {name for line in state.history for name in line
+             if name.endswith("_loss") and not name.startswith("val_")}
+    if other := own and sorted(found - {f"{name}_loss" for name in own}):
+        raise ValueError(f"{state.folder}/metrics.jsonl is of another run, which has a "
+                         f"{other[0]}: copy this run's own again, or move the file away.")
+
+
 def begin_run(
     model: nn.Module,
     examples: Any,  # has batch(step, n) and info
@@ -108,6 +118,7 @@ def begin_run(
         restore_optimizers_(state.optimizers, memory)
         state.step, state.seconds = found["step"], found["seconds"]
         state.history = cut_metrics(folder, state.step)
+        check_own(state)
     state.began = state.saved = time.monotonic()
     return state
 

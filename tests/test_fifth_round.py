@@ -597,3 +597,57 @@ def test_a_folder_that_may_not_be_written_is_named_first(home, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     for words in (("pretrain", *QUICK), ("finetune", "base", "--dataset", "who.csv"), ("finetune", "base", "--dataset", "who.csv", "--out", "n")):
         assert f"No run can be made in {home}" in refused(*words, cwd=home)
+
+
+# ---- damage that one command saw and another did not
+
+def test_one_damaged_run_does_not_hide_the_others(home):
+    call("pretrain", *QUICK, "--backend", "numpy", "--out", "n", cwd=home)
+    (home / "n/summary.json").unlink()
+    (home / "base/run.yaml").write_text((home / "base/run.yaml").read_text())
+    for line in ('{"step": "x"}', '{"step": 1e999}', '[1]}', '{"loss": 1}'):
+        (home / "n/metrics.jsonl").write_text(line + "\n")
+        told = json.loads(call("runs", ".", "--json", cwd=home)[0])["runs"]
+        assert "n/metrics.jsonl is damaged" in next(run for run in told if run["run"] == "n")["damaged"]
+    shutil.rmtree(home / "tuned/checkpoints")
+    (home / "tuned/figures.json").unlink()
+    assert next(run for run in json.loads(call("runs", ".", "--json", cwd=home)[0])["runs"] if run["run"] == "tuned")["state"] == "stopped; its checkpoints are gone, so it can't go on"
+
+
+def test_the_metrics_of_another_run_are_refused(home):
+    call("pretrain", *QUICK, "--model", "gpt", "--out", "gpt", cwd=home)
+    shutil.copytree(home / "base", home / "twin")
+    before = (home / "gpt/summary.json").read_bytes()
+    (home / "gpt/metrics.jsonl").write_bytes((home / "base/metrics.jsonl").read_bytes())
+    assert "gpt/metrics.jsonl is of another run" in refused("pretrain", "--resume", "gpt", cwd=home)
+    assert (home / "gpt/summary.json").read_bytes() == before
+    (home / "base/metrics.jsonl").write_text('{"step": 1, "mlm_loss": 2.0}\n{"step": 2}\n')
+    call("compare", "base", "twin", cwd=home)
+    (home / "base/metrics.jsonl").write_text('{"step": 1}\n')
+    assert "base/metrics.jsonl has no loss" in refused("compare", "base", "twin", cwd=home)
+
+
+def test_small_damage_is_said_with_its_file(home):
+    (home / "c.yaml").write_bytes("steps: 4\n".encode("utf-16"))
+    assert "save it as UTF-8" in refused("pretrain", "--config", "c.yaml", cwd=home)
+    (home / "d.yaml").write_text("steps: !!timestamp 2020-99-99\n")
+    assert "The options in d.yaml cannot be read" in refused("pretrain", "--config", "d.yaml", cwd=home)
+    (home / "base/val/corpus.json").write_text("[1, 2]")
+    assert "list indices" not in refused("evaluate", "base", cwd=home)
+    call("pretrain", *QUICK, "--model", "gpt", "--out", "gpt", cwd=home)
+    (home / "gpt/merges.txt").mkdir()
+    assert "gpt/merges.txt is a folder" in refused("generate", "gpt", "Tom", cwd=home)
+
+
+def test_the_verdict_is_by_the_main_figure():
+    from minibert.overview import verdict
+    row = lambda difference: dict(difference=difference, interval=[difference - 0.01, difference + 0.01])
+    assert "b is better: the masked loss of b is 1.000 lower" in verdict("a", "b", dict(span_loss=row(0.1), masked_loss=row(-1.0)))
+
+
+def test_what_diverges_gets_advice_that_it_can_follow(home):
+    told = refused("finetune", "base", "--dataset", "who.csv", "--epochs", 3, "--batch-size", 4, "--length", 8, "--lr", 1e20, "--out", "n", cwd=home)
+    assert "lower" in told and "warm-up" not in told
+    out, err = call("pretrain", *quick("--lr", 1e30), "--backend", "numpy", "--out", "p", cwd=home, code=2)
+    assert "RuntimeWarning" not in err and err.count("minibert: ") == 1
+    assert "stories" not in refused("finetune", "base", "--dataset", "no_such", cwd=home)

@@ -587,7 +587,7 @@ def test_wrong_columns_splits_and_labels_get_a_sentence(stories_csv, tmp_path):
     with pytest.raises(ValueError, match="A label is 2.5"): number_labels([1.0, 2.5])
     with pytest.raises(ValueError, match="pooling is 'max'"): fresh(WordPieceTokenizer.train(TEXTS[:5], 300), "max")(torch.tensor([[1]]))
     (tmp_path / "bad.csv").write_bytes(b"text,label\n\xff\xfe,a\n")
-    with pytest.raises(ValueError, match="save it as a UTF-8 table"): read_examples(tmp_path / "bad.csv")
+    with pytest.raises(ValueError, match="save it as UTF-8"): read_examples(tmp_path / "bad.csv")
 
 
 @pytest.mark.parametrize("values, numbers, names", [
