@@ -36,7 +36,8 @@ from .recipe import as_record, as_yaml, check_resumed, is_classifier
 # %% ../nbs/appendix/cli.ipynb #836d1feb
 def print_found(options: Output, found: dict, *words: str | list) -> None:
     "Print what was found: as JSON where it is asked for, else lines and tables."
-    if os.environ.get("RANK", "0") != "0" and "WORLD_SIZE" in os.environ: return  # the first says it
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if not alone and os.environ.get("RANK", "0") != "0": return  # the first says it
     spelled = "utf" in (getattr(sys.stdout, "encoding", None) or "utf8").lower()
     if options.json: return print(json.dumps(found, indent=2, ensure_ascii=not spelled))
     for part in words:
@@ -362,4 +363,6 @@ def main(words: list[str] | None = None) -> int:  # the exit code
         return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a
-if __name__ == "__main__" and "__file__" in globals(): sys.exit(main())
+if __name__ == "__main__" and "__file__" in globals():
+    from minibert.entry import start
+    sys.exit(start())

@@ -208,7 +208,7 @@ def _load_rows(source, name, split, text_column, streaming):
     columns = data[wanted].column_names or list(next(iter(data[wanted]), ()))
     if text_column not in columns:
         raise ValueError(f"The data set {source} has the columns {', '.join(columns)}, "
-                         f"and no {text_column}: say which one holds the text.")
+                         f"and no {text_column}: say which one holds the text, by --text-column.")
     rows = data[wanted].select_columns([text_column])
     return lambda: _texts(rows, text_column, source), apart
 

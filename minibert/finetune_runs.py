@@ -53,7 +53,7 @@ def read_parts(
     split = options.validation_split or "validation"
     if split in splits or options.validation_split:  # a split that is asked for is there
         test = read_examples(options.dataset, split=split, names=train.names,
-                             places=bool(options.label_names), **read)
+                             places=train.given, **read)
     else:
         if "test" in splits: say("The split test is not read: --validation-split test asks it ...")
         check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
@@ -146,6 +146,9 @@ def _sum_of_weights(model: nn.Module) -> str:
 def _check_same(options: FinetuneConfig, sums: list[str]) -> None:
     "Refuse to go on with other texts or weights than those that a run began with: ValueError."
     path = Path(options.out) / "began.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is gone, which says what the run began with: copy it "
+                                "back, or start a new run.")
     kept = read_json(path, dict(sha256=list[str]), ("sha256",))["sha256"]
     check_sum(path)
     if other := [use for use, old, new in zip(_USES, kept, sums) if old != new]:

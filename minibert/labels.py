@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .core import seeded
-from .tables import load_table, not_utf8
+from .tables import CsvRows, load_table, not_utf8
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'list_splits', 'read_examples', 'take_share', 'check_counts', 'hold_out']
@@ -32,6 +32,7 @@ class Examples:
     texts: tuple  # N strings, or N pairs of strings
     labels: np.ndarray  # (N,) whole numbers, 0 to L - 1
     names: tuple[str, ...]  # the L labels, in the order of their numbers
+    given: bool = False  # were the names given or declared, and not found among the labels?
 
     def __len__(self): return len(self.texts)
 
@@ -102,10 +103,10 @@ def number_labels(
     return np.array([place[word] for word in words]), names
 
 # %% ../nbs/appendix/labels.ipynb #a2ead9f0
-def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
-    "Columns, the label names that are known, and the splits there are."
+def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str], bool]:
+    "Columns, the label names that are known, the splits there are, and if quotes hold cells."
     tables = load_table(dataset, name, labelled=True)
-    if split not in tables: return {}, {}, list(tables)
+    if split not in tables: return {}, {}, list(tables), False
     table = tables[split]
     known = {column: feature.names for column, feature in table.features.items()
              if hasattr(feature, "names")}
@@ -114,7 +115,7 @@ def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str]]:
     for column, names in known.items():
         columns[column] = [names[v] if v is not None and v >= 0 else v
                            for v in columns[column]]
-    return columns, known, list(tables)
+    return columns, known, list(tables), isinstance(table, CsvRows)
 
 # %% ../nbs/appendix/labels.ipynb #4fb114ec
 def list_splits(
@@ -129,11 +130,12 @@ def _pick(dataset, columns: dict, wanted: list[str], split: str, splits) -> list
     "The wanted columns; ValueError saying which there are."
     if not columns:
         raise ValueError(f"{dataset} has the splits {', '.join(map(str, splits))}, and {split} "
-                         "was asked for.")
+                         "was asked for: name one of them, or give the file itself.")
     for column in wanted:
         if column not in columns:
             raise ValueError(f"{dataset} has the columns {', '.join(columns)}, and no "
-                             f"{column}: say which ones hold text and label.")
+                             f"{column}: say which ones hold text and label, by --text-column "
+                             "and --label-column.")
     return [columns[column] for column in wanted]
 
 # %% ../nbs/appendix/labels.ipynb #0b58ffd0
@@ -185,15 +187,16 @@ def read_examples(
 ) -> Examples:
     "Labelled texts from any table; ValueError with a sentence where it is not one."
     what = f"the split {split} of {dataset}"
-    columns, known, splits = _columns(dataset, name, split)
+    columns, known, splits, quoted = _columns(dataset, name, split)
     wanted = [text_column, text_pair_column] if text_pair_column else [text_column]
     *rows, values = _pick(dataset, columns, [*wanted, label_column], split, splits)
     names = [name.strip() for name in names or known.get(label_column) or ()]
+    given = bool(names) and places
     named = _named(values, names) if places else values
     numbers, names = number_labels(named, names, what)
     texts = _texts(rows, wanted, what)
-    _warn_of_rows(rows, names, len(columns), what)
-    return Examples(texts, numbers, names)
+    if quoted: _warn_of_rows(rows, names, len(columns), what)
+    return Examples(texts, numbers, names, given)
 
 # %% ../nbs/appendix/labels.ipynb #26600307
 def take_share(

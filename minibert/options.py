@@ -234,7 +234,7 @@ COMMANDS = {
 def began_with(folder: str | Path | None, kind: type) -> dict:
     "The options of a run that was stopped, but for places; {} where none is named."
     if not (folder and str(folder).strip() and issubclass(kind, PretrainOptions | FinetuneConfig)): return {}
-    path = options_file(folder, kind)
+    path = options_file(os.path.expanduser(folder), kind)
     if not path.is_file():
         own = "finetune" if issubclass(kind, FinetuneConfig) else "pretrain"
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that minibert "
@@ -419,10 +419,12 @@ def check_apart(options: Any) -> None:
     data, out = getattr(options, "dataset", None), getattr(options, "out", None)
     if not isinstance(options, PretrainOptions | FinetuneConfig) or not data or options.resume:
         return
+    if data == "stories" and isinstance(options, PretrainOptions): return  # they are built in
     home, place = Path(data).resolve(), Path(out or "runs").resolve()
-    if home.is_dir() and place.is_relative_to(home):
+    if not home.is_dir() or not place.is_relative_to(home): return
+    if not any(part.startswith(".") for part in place.relative_to(home).parts):  # not read
         raise ValueError(f"The run's folder {out or 'runs'} is inside {data}, and --dataset reads "
-                         "every file there: give another place with --out.")
+                         "what is there: give another place with --out.")
 
 
 _COMPLETION = {"--tyro-print-completion": "SHELL", "--tyro-write-completion": "SHELL FILE"}

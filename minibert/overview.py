@@ -265,7 +265,7 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     from minibert.weights import load_pretrained
     one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .
     home = Path(a).parent if Path(a).name else one.parent
-    title = f"{one} and {other}"
+    title = ascii(f"{one} and {other}")  # as a PNG file holds it
     picture = Path(out or _free_for(home / f"{one.name}-and-{other.name}.png", title))
     if picture.suffix.lower() != ".png":
         raise ValueError(f"The picture is to be {picture}, and it is a PNG file: give a "
@@ -281,6 +281,10 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
         raise PermissionError(f"{picture} cannot be made: nobody lets us write into "
                               f"{picture.parent}. Give another place with --out.")
     runs = open_run(a), open_run(b)
+    for run in (a, b):
+        if not (Path(run) / "metrics.jsonl").is_file():
+            raise FileNotFoundError(f"There is no {run}/metrics.jsonl, so there is no curve to draw: "
+                                    "copy it again, or measure both runs with minibert evaluate.")
     examples = same_questions(*runs)
     told = paired(*(examples.figures(load_pretrained(run.folder), 50, 32) for run in runs))
     if not told: raise ValueError(f"{a} and {b} have no figure that could be paired.")

@@ -207,7 +207,8 @@ def _check_options(options: FinetuneConfig) -> None:
                          "leave the option out, and a tenth is set aside.")
     words = {name.strip() for name in names}  # as a table's words are compared
     if names and (len(words) < max(2, len(names)) or "" in words):
-        raise ValueError(f"label_names is {names}: give two or more different words.")
+        raise ValueError(f"label_names is {' '.join(map(repr, names))}: give two or more different "
+                         "words, with spaces between them.")
 
 # %% ../nbs/appendix/recipe.ipynb #c83e5d14
 NEEDS = (  # options, another one, and its value (or range) without which they do nothing

@@ -108,7 +108,7 @@ def with_text(
 ) -> Run:
     "A run, or a checkpoint from elsewhere, with another text held out."
     folder, config = Path(checkpoint), model.config
-    if (folder / "run.yaml").exists(): run = open_run(folder)
+    if (folder / "run.yaml").exists() and (folder / "corpus").is_dir(): run = open_run(folder)
     else:
         if (kind := kind_of(model)) is None:
             raise ValueError(f"{checkpoint} is a {type(model).__name__}, which no text "

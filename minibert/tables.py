@@ -112,6 +112,8 @@ def _next_row(lines):
 
 def not_utf8(what: str) -> ValueError:  # "The file x.csv"
     "What to say of a text in another encoding."
+    if re.search(r"\.(gz|zip|bz2|xz|7z|docx?|odt|rtf|pdf|xlsx?|ods)$", what, re.I):
+        return ValueError(f"{what} isn't UTF-8 text: unpack it, or export it as plain text.")
     return ValueError(f"{what} isn't UTF-8 text: save it as UTF-8.")
 
 
@@ -305,8 +307,10 @@ def _split_files(path):
     splits = {split: [file for file in tables if str(file.absolute()) in files]
               for split, files in found.items()}
     count = Counter(chain(*splits.values()))
+    told = {file: re.search(_SPLITS, file.stem, re.I) for file in tables}
+    mixed = len({found and found[1].lower() for found in told.values()}) > 1
     for file in tables:
-        if re.search(_SPLITS, file.stem, re.I) and not re.search(_SPLITS, file.stem):
+        if mixed and told[file] and not re.search(_SPLITS, file.stem):
             raise ValueError(f"The name of {file} says its split in capitals, which nothing reads: "
                              "rename it in small letters.")
         if count[file] != 1:

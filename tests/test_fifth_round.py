@@ -83,6 +83,7 @@ def test_a_home_is_a_home_in_a_file_and_behind_an_equals_sign(tmp_path, monkeypa
     (tmp_path / "o.yaml").write_text("out: ~/made\n")
     for words in (("--config", "o.yaml"), ("--out=~/made",)):
         assert f"out: {tmp_path}/me/made" in call("pretrain", *words, "--print-config", cwd=tmp_path)[0]
+    assert f"{tmp_path}/me/made/run.yaml" in refused("pretrain", "--resume=~/made", cwd=tmp_path)
     assert f"{tmp_path}/me/no" in refused("fill-mask", "~/no", "[MASK]", cwd=tmp_path) and not (tmp_path / "~").exists()
 
 
@@ -484,10 +485,10 @@ def test_a_completion_is_written_again(tmp_path):
 
 
 def test_a_picture_takes_no_other_ones_place(home):
-    shutil.copytree(home / "base", home / "x/base"), shutil.copytree(home / "base", home / "y/base")
+    shutil.copytree(home / "base", home / "x/base"), shutil.copytree(home / "base", home / "é/base")
     (home / "base-and-base.png").write_bytes(b"mine")
-    places = [json.loads(call("compare", "base", other, "--json", cwd=home)[0])["picture"] for other in ("x/base", "y/base", "x/base")]
-    assert places == ["base-and-base-2.png", "base-and-base-3.png", "base-and-base-2.png"] and (home / "base-and-base.png").read_bytes() == b"mine"
+    places = [json.loads(call("compare", "base", other, "--json", cwd=home)[0])["picture"] for other in ("x/base", "é/base", "x/base", "é/base")]
+    assert places == ["base-and-base-2.png", "base-and-base-3.png"] * 2 and (home / "base-and-base.png").read_bytes() == b"mine"
 
 
 @pytest.mark.slow
@@ -651,3 +652,55 @@ def test_what_diverges_gets_advice_that_it_can_follow(home):
     out, err = call("pretrain", *quick("--lr", 1e30), "--backend", "numpy", "--out", "p", cwd=home, code=2)
     assert "RuntimeWarning" not in err and err.count("minibert: ") == 1
     assert "stories" not in refused("finetune", "base", "--dataset", "no_such", cwd=home)
+
+
+# ---- and what an honest user does
+
+def test_the_stories_read_no_folder_of_that_name(tmp_path):
+    for out in ("stories/1", "stories/2"): call("pretrain", *QUICK, "--out", out, cwd=tmp_path)
+
+
+def test_one_table_may_have_any_name(home):
+    for name in ("My Test of anna.csv", "Training data 2023.csv"):
+        write_csv(home / f"{name[:2]}/{name}")
+        call("finetune", "base", "--dataset", name[:2], "--frozen", "--length", 16, "--out", f"n{name[:2]}", cwd=home)
+
+
+def test_only_a_csv_file_hides_rows_between_quotes(home, recwarn):
+    lines = "".join(json.dumps(dict(text=f"{text}\nThen, {label}", label=label)) + "\n" for text, label in rows(("yes", "no")))
+    (home / "x.jsonl").write_text(lines)
+    call("finetune", "base", "--dataset", "x.jsonl", "--frozen", "--length", 16, "--out", "n", cwd=home)
+    assert not [warning for warning in recwarn if "another row" in str(warning.message)]
+
+
+def test_declared_names_have_places_in_every_split(home):
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    (home / "d").mkdir()
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["anna", "tom"]))
+    texts, labels = zip(*rows(), strict=True)
+    datasets.Dataset.from_dict(dict(text=texts, label=labels), features=features).to_parquet(home / "d/train.parquet")
+    pq.write_table(pa.table(dict(text=list(texts), label=[["anna", "tom"].index(label) for label in labels])), home / "d/validation.parquet")
+    call("finetune", "base", "--dataset", "d", "--frozen", "--length", 16, "--out", "n", cwd=home)
+    assert json.loads((home / "n/figures.json").read_text())["labels"] == ["anna", "tom"]
+
+
+def test_a_lost_record_of_the_beginning_is_named(home):
+    (home / "frozen/began.json").unlink()
+    assert "frozen/began.json is gone" in refused("finetune", "--resume", "frozen", cwd=home)
+
+
+def test_the_way_out_is_named(home):
+    (home / "a.csv").write_text("Text,Label\na,b\n")
+    fails(home, "by --text-column and --label-column", "a.csv")
+    assert "by --text-column" in refused("pretrain", "--dataset", "a.csv", cwd=home)
+    assert "label_names is 'bad,good': give two or more" in refused("finetune", "base", "--dataset", "who.csv", "--label-names", "bad,good", cwd=home)
+    (home / "g.txt.gz").write_bytes(b"\x1f\x8b\x08\x00" * 9)
+    assert "unpack it" in refused("pretrain", "--dataset", "g.txt.gz", cwd=home)
+    shutil.copytree(home / "base", home / "twin")
+    (home / "twin/metrics.jsonl").unlink()
+    assert "There is no twin/metrics.jsonl" in refused("compare", "base", "twin", cwd=home)
+    shutil.rmtree(home / "twin/corpus")
+    (home / "x.txt").write_text("\n\n".join(f"Anna lost ball {n} . She fell ." for n in range(240)))
+    assert "mlm_loss" in json.loads(call("evaluate", "twin", "--dataset", "x.txt", "--json", cwd=home)[0])

@@ -181,9 +181,9 @@ def test_a_vocabulary_beside_another_kind_of_tokenizer(run, elsewhere, tmp_path)
 @pytest.mark.posix
 @pytest.mark.parametrize("command", ["pretrain", "finetune"])
 def test_a_run_without_memory_goes_on_when_there_is_some(run, tmp_path, command):
-    (tmp_path / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n} {'and ran ' * 40},{who}\n" for n in range(2000) for who in ("anna", "tom")))
+    (tmp_path / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n} {'and ran ' * 40},{who}\n" for n in range(4000) for who in ("anna", "tom")))
     words = {"pretrain": ("pretrain", *quick("--steps", 1, "--batch-size", 6000)),
-             "finetune": ("finetune", run, "--dataset", "who.csv", "--epochs", 1, "--batch-size", 4000, "--length", 32)}[command]
+             "finetune": ("finetune", run, "--dataset", "who.csv", "--epochs", 1, "--batch-size", 8000, "--length", 32)}[command]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     import resource
     set_limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (5 << 29, 5 << 29))  # noqa: E731
