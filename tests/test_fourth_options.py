@@ -32,7 +32,7 @@ SAID = [  # words, a file o.yaml (or None), what the sentence says
     ("pretrain --config o.yaml", "size: null", "minibert: size is None"), ("pretrain --config o.yaml", "start: b\nsize: mini", "minibert: size is mini, for a new model"),
     ("finetune b --dataset d --config o.yaml --epochs 2", "frozen: true", "--epochs does nothing beside frozen: leave one of them out."),
     ("finetune b --dataset d --label-names", None, "--label-names stands without its value"), ("finetune b --dataset d --label-names --epochs 2", None, "--label-names stands without"),
-    ("finetune b --dataset d --label-names 'a ' a", None, "label_names is 'a ' 'a': give two or more different words."),
+    ("finetune b --dataset d --label-names 'a ' a", None, "label_names is 'a ' 'a': give two or more different words,"),
     ("finetune b --dataset d --label-names ' ' b", None, "label_names is ' ' 'b': give two"), ("finetune b --dataset d --config o.yaml", "label_names: [' a', a]", "label_names"),
     ("next-sentence b '' x", None, "minibert: A is '': give a text"), ("next-sentence b x ''", None, "minibert: B is '': give a text"), ("fill-mask '' x", None, "minibert: RUN is ''"),
     ("fill-mask b '\udcff [MASK]'", None, "set a UTF-8 locale"), ("generate b '\udcff'", None, "set a UTF-8 locale"), ("classify b a --pair '\udcff'", None, "set a UTF-8 locale"),
