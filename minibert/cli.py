@@ -363,6 +363,4 @@ def main(words: list[str] | None = None) -> int:  # the exit code
         return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a
-if __name__ == "__main__" and "__file__" in globals():
-    from minibert.entry import start
-    sys.exit(start())
+if __name__ == "__main__" and "__file__" in globals(): sys.exit(main())

@@ -282,7 +282,8 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
                               f"{picture.parent}. Give another place with --out.")
     runs = open_run(a), open_run(b)
     for run in (a, b):
-        if not (Path(run) / "metrics.jsonl").is_file():
+        there = [(Path(run) / name).is_file() for name in ("model.safetensors", "metrics.jsonl")]
+        if there == [True, False]:
             raise FileNotFoundError(f"There is no {run}/metrics.jsonl, so there is no curve to draw: "
                                     "copy it again, or measure both runs with minibert evaluate.")
     examples = same_questions(*runs)
