@@ -30,14 +30,13 @@ from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
-from .progress import is_shown, let_go, print_table, say, shown, tell_stderr
+from .progress import is_first, is_shown, let_go, print_table, say, shown, tell_stderr
 from .recipe import as_record, as_yaml, check_resumed, is_classifier
 
 # %% ../nbs/appendix/cli.ipynb #836d1feb
 def print_found(options: Output, found: dict, *words: str | list) -> None:
     "Print what was found: as JSON where it is asked for, else lines and tables."
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    if not alone and os.environ.get("RANK", "0") != "0": return  # the first says it
+    if not is_first(): return  # that one says it
     spelled = "utf" in (getattr(sys.stdout, "encoding", None) or "utf8").lower()
     if options.json: return print(json.dumps(found, indent=2, ensure_ascii=not spelled))
     for part in words:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from .core import in_a_line, plain
 
 # %% auto #0
-__all__ = ['shown', 'is_shown', 'let_go', 'tell_stderr', 'say', 'clock_at', 'Progress', 'plain_table', 'print_table',
+__all__ = ['shown', 'is_first', 'is_shown', 'let_go', 'tell_stderr', 'say', 'clock_at', 'Progress', 'plain_table', 'print_table',
            'is_trained_now']
 
 # %% ../nbs/appendix/progress.ipynb #14bd70d7
@@ -36,10 +36,14 @@ def shown(flag: bool = True) -> Iterator[None]:
     finally: _SHOWN.reset(before)
 
 
+def is_first() -> bool:
+    "Is this the first process of its run, or the only one, as the environment tells?"
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+
+
 def is_shown() -> bool:
     "Is progress asked for, and is this the first process of its run?"
-    first = os.environ.get("RANK", "0") == "0" or "WORLD_SIZE" not in os.environ
-    return first and _SHOWN.get()
+    return is_first() and _SHOWN.get()
 
 
 def let_go(stream: TextIO) -> None:
