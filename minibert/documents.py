@@ -158,6 +158,15 @@ def _check_text(file):
             raise not_utf8(f"The file {file}") from None
 
 # %% ../nbs/appendix/documents.ipynb #d2554463
+def _warn_of_splits(files):
+    "Warn where texts are named after splits: nothing reads them so."
+    named = {file.stem.lower() for file in files} & {"train", "validation", "valid", "val", "dev", "test"}
+    if "train" in named and len(named) > 1:
+        warnings.warn(f"{files[0].parent} holds {', '.join(sorted(named))} as texts, which are read "
+                      "as one, and parts of it held out: give the file of train alone to learn "
+                      "from nothing else.", stacklevel=3)
+
+
 def _held_out(read, split, advice):
     "Without a validation split, the first two of every forty documents are held out."
     count = 0
@@ -242,6 +251,7 @@ def load_documents(
         return Documents(lambda: iter(told), what, limit)
     if files := text_files(Path(source)):
         for file in files: _check_text(file)
+        _warn_of_splits(files)
         _check_unasked(source, *own)
         read, apart, parts = lambda: _read_files(files), False, _LINES
     else:

@@ -173,6 +173,15 @@ def _claim(options: FinetuneConfig, sums: list[str], known: list[str]) -> None:
     if first_alone(make): raise _taken(out)
 
 # %% ../nbs/appendix/finetune_runs.ipynb #8d4f77ed
+def _warn_of_loss(lines: Sequence[dict], count: int, rate: float) -> None:
+    "Warn where the best loss on the part set aside is far above that of even guesses."
+    best = min((line["val_loss"] for line in lines if "val_loss" in line), default=0.0)
+    if best > 1 + math.log(count):
+        warnings.warn(f"The best loss on the part set aside is {best:.3g}, and guessing evenly among "
+                      f"{count} labels costs {math.log(count):.2f}: the training diverged, so begin "
+                      f"anew with a lower learning rate than {rate:g}.", stacklevel=3)
+
+
 def run_finetuning(
     options: FinetuneConfig,
     resume: bool = False,  # go on with a run that was stopped
@@ -214,8 +223,8 @@ def run_finetuning(
         _claim(replace(options, precision=config.precision), sums, ["nsp"] * trained)
     try:
         if options.frozen: train_frozen(model, train, val)
-        else: finetune(model, train, val, config, out, progress=progress,
-                       resume=whole)
+        else: _warn_of_loss(finetune(model, train, val, config, out, progress=progress,
+                                     resume=whole), len(model.names), config.learning_rate)
     except FloatingPointError as problem:
         if "answers" not in (said := str(problem)):  # the loop has said it, for pre-training
             raise FloatingPointError(said.replace(" or lengthen the warm-up", "")) from None
@@ -241,5 +250,10 @@ def resume_finetuning(
                                 "minibert finetune began.")
     kept = read_options(path, FinetuneConfig, whole=True) | dict(out=str(folder))
     kept |= {name: place for name, place in moved.items() if place}
+    for name, what in ("run", "RUN"), ("dataset", "--dataset"):
+        place = Path(kept[name]).expanduser()
+        if place.is_absolute() and not place.exists():
+            raise FileNotFoundError(f"{place} is gone, which {folder} was begun with: put it back, "
+                                    f"or say where it is now, by {what}.")
     check_sum(path)
     return run_finetuning(FinetuneConfig(**kept), True, progress)

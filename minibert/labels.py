@@ -57,7 +57,7 @@ def _as_word(value):
             raise ValueError(f"A label is {value}, and classes are whole numbers or "
                              "words: nothing here does regression.")
         value = int(value)
-    return str(int(value) if isinstance(value, bool) else value).strip() or None
+    return str(value).strip() or None  # true in JSON is True, as a CSV of pandas has it
 
 # %% ../nbs/appendix/labels.ipynb #f3bbeb65
 def _check_words(words: list, what: str, named: bool = False) -> None:

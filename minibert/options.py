@@ -153,7 +153,7 @@ class Bench(Options):
 
     size: Literal["tiny", "mini", "small", "medium", "base"] | None = None  # None: four
     vocab_size: _Vocabulary | None = None  # with --size, which has 8192 otherwise
-    minutes: Positive = 6.5  # about so long in all
+    minutes: Positive = 6.5  # about so long in all, and three rounds at least
     rounds: Count = 15  # steps of each peer at most
     batch_size: Batch = 32  # pairs in a step
     length: _Length = 128  # tokens in a pair

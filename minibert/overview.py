@@ -68,6 +68,8 @@ def _state(folder: Path, ended: bool, done: int, by_hand: bool) -> str:
     if is_trained_now(folder): return "being trained now"
     if ended: return "finished"
     if by_hand: return "stopped; NumPy keeps no checkpoints to go on from"
+    if found := [*folder.glob("batch-of-step-*.safetensors")]:
+        return f"diverged ({found[0].stem}): begin anew with a lower learning rate"
     if not done and _last_line(folder) and not (folder / "checkpoints").is_dir():
         return "stopped; its checkpoints are gone, so it can't go on"
     return f"stopped at step {done:,}: {way_on(folder)}"
@@ -287,7 +289,10 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
             raise FileNotFoundError(f"There is no {run}/metrics.jsonl, so there is no curve to draw: "
                                     "copy it again, or measure both runs with minibert evaluate.")
     examples = same_questions(*runs)
-    told = paired(*(examples.figures(load_pretrained(run.folder), 50, 32) for run in runs))
+    asked = (examples.figures(load_pretrained(run.folder), 50, 32) for run in runs)
+    try: told = paired(*asked)
+    except ValueError as problem:
+        raise ValueError(f"{a} and {b} cannot be compared on their held-out text: {problem}") from None
     if not told: raise ValueError(f"{a} and {b} have no figure that could be paired.")
     data = io.BytesIO()
     draw_both(a, b, told).savefig(data, format="png", metadata=dict(Title=title))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import yaml
 
 from .core import (
-    Batch, Bounds, Count, Name, Positive, Rate, Share, Whole, check_fields, in_words, named_once,
+    Batch, Bounds, Count, Name, Positive, Share, Whole, check_fields, in_words, named_once,
     read_json, read_text, way_on)
 
 # %% auto #0
@@ -106,7 +106,7 @@ class PretrainOptions(TrainingConfig):
     vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
     max_position_embeddings: Batch | None = None  # tokens it can read; None: length
     positions: Literal["absolute", "rotary"] | None = "absolute"  # rotary: as in RoFormer
-    dropout: Rate = 0.0  # share of units dropped, in every place
+    dropout: _Dropout = 0.0  # share of units dropped, in every place
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
     out: Name | None = None  # the run's folder, a new one (default: the next in runs/)
     minutes: _Minutes | None = None  # train for about so long: decides the steps
@@ -114,6 +114,7 @@ class PretrainOptions(TrainingConfig):
     tensorboard: bool = False  # write the metrics for TensorBoard too, in the folder
 
 
+_Dropout = Annotated[float, Bounds(0, 0.9, words="a share from 0 to 0.9")]
 _Processes = Annotated[int, Bounds(0, 1024, words="a whole number from 0 to 1,024")]
 _Minutes = Annotated[float, Bounds(0, 10**7, above=True, words="a number above 0, to 10,000,000")]
 
@@ -168,7 +169,7 @@ class FinetuneConfig:
     batch_size: Batch = 32  # texts in a step
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     learning_rate: Positive = 1e-4  # AdamW's, at its peak
-    dropout: Rate = 0.1  # share of units dropped, in every place
+    dropout: _Dropout = 0.1  # share of units dropped, in every place
     length: Batch | None = None  # tokens in a text or pair (default: the model's, 128 at most)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     seed: Whole = 0  # decides the share, the order and dropout
@@ -312,6 +313,7 @@ class _Words(yaml.SafeLoader):
 def _read_mapping(path: str | Path) -> dict:
     "What stands in a YAML or JSON file; ValueError where it's no mapping."
     if not str(path): raise ValueError("The name of the options' file is empty: give one.")
+    if not os.path.exists(path): raise FileNotFoundError(f"There is no file {path}: check its path.")
     if str(path).lower().endswith(".json"): return read_json(path, once=True)
     try: given = _Words(path).get_single_data()
     except RecursionError: given = None

@@ -41,8 +41,9 @@ from .pairs import PairSampler
 from .parallel import (
     asked_to_stop, check_cut, first_alone, join_processes, own_device)
 from .progress import Progress, is_shown, say
-from .recipe import (
-    FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, check_resumed, read_options)
+from minibert.recipe import (
+    FinetuneConfig, PretrainOptions, TrainingConfig, as_yaml, check_resumed, is_classifier,
+    read_options)
 from .sums import check_sum, keep_sums
 from .tokenizer import WordPieceTokenizer
 from .training import fit, resume, train_step
@@ -132,8 +133,8 @@ def open_run(folder: str | Path, check: bool = True) -> Run:
     "Open what minibert pretrain made; FileNotFoundError if it is no run."
     folder = Path(folder)
     if not (folder / "run.yaml").exists():
-        raise FileNotFoundError(f"{folder} is not the folder of a run: give one that "
-                                "minibert pretrain made.")
+        what = "is a classifier" if is_classifier(folder) else "is not the folder of a run"
+        raise FileNotFoundError(f"{folder} {what}: give one that minibert pretrain made.")
     path = folder / "run.yaml"
     options = PretrainOptions(**read_options(path, PretrainOptions, whole=True))
     kind, _, config = read_kind(folder)
