@@ -16,10 +16,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from .core import read_json, write_whole
+from .sums import check_sum, read_sums
 
 # %% auto #0
 __all__ = ['HEADS', 'check_asked', 'encode_for', 'warn_unknown', 'keep_learned', 'began', 'untrained', 'learned', 'check_learned',
-           'finite_answer']
+           'check_weights', 'finite_answer']
 
 # %% ../nbs/appendix/asking.ipynb #3631d5c3
 def check_asked(model: nn.Module) -> None:
@@ -72,7 +73,12 @@ def began(run: str | Path) -> dict:  # {} for a checkpoint that is no run
     from minibert.recipe import PretrainOptions, read_options
     path = Path(run) / "run.yaml"
     options = read_options(path, PretrainOptions) if path.is_file() else {}
-    if (before := Path(run) / _KEPT).is_file():
+    before = Path(run) / _KEPT
+    if not before.is_file() and _KEPT in read_sums(run):
+        raise FileNotFoundError(f"{before} is gone, which says what the model has learned: copy "
+                                "the folder again.")
+    if before.is_file():
+        check_sum(before)
         old = read_json(before, dict(objectives=str), ("objectives",))["objectives"]
         options["objectives"] = f"{options.get('objectives', '')},{old}"
     return options
@@ -106,15 +112,20 @@ def check_learned(model: nn.Module, run: str | Path, objective: str) -> None:
                          f"pre-trained with the objective {objective}.")
 
 # %% ../nbs/appendix/asking.ipynb #f10a9e02
+def check_weights(model: nn.Module) -> None:
+    "Refuse a model with a weight that is no finite number: ValueError naming it."
+    for name, weight in model.named_parameters():
+        if not all(end.isfinite() for end in weight.detach().aminmax()):
+            raise ValueError(f"The weight {name} holds NaN or infinite values, so the "
+                             "model has no answer: go back to an earlier checkpoint.")
+
+
 def finite_answer(
     model: nn.Module,
     probs: Tensor,
 ) -> Tensor:  # the same
     "The model's answer, unless it or a weight behind it is no finite number."
-    for name, weight in model.named_parameters():
-        if not all(end.isfinite() for end in weight.detach().aminmax()):
-            raise ValueError(f"The weight {name} holds NaN or infinite values, so the "
-                             "model has no answer: go back to an earlier checkpoint.")
+    check_weights(model)
     if not probs.isfinite().all():
         dtype = model.nsp_head.bias.dtype
         raise ValueError("The model's answer is no finite number, though its weights are: "

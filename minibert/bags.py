@@ -28,7 +28,7 @@ def word_counters() -> tuple[type, type]:
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
-    except ImportError:
+    except ModuleNotFoundError:
         raise ImportError("The bag of words needs scikit-learn: pip install "
                           "scikit-learn.") from None
     return TfidfVectorizer, LogisticRegression

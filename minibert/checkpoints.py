@@ -48,11 +48,19 @@ def restore_optimizers_(
     optimizers: list[torch.optim.Optimizer],
     tensors: dict[str, Tensor],
 ) -> None:
-    "Give the optimizers back, in place, what `optimizer_tensors` took."
+    "Give the optimizers back, in place, what `optimizer_tensors` took; ValueError for other tensors."
+    params = [[p for group in optimizer.param_groups for p in group["params"]]
+              for optimizer in optimizers]
     memories = [{} for _ in optimizers]
-    for key, value in tensors.items():
-        k, i, name = key.split(".")
-        memories[int(k)].setdefault(int(i), {})[name] = value.clone()
+    try:
+        for key, value in tensors.items():
+            k, i, name = key.split(".")
+            if value.ndim and value.shape != params[int(k)][int(i)].shape: raise ValueError
+            memories[int(k)].setdefault(int(i), {})[name] = value.clone()
+        if any(len({*map(frozenset, memory.values())}) != 1 for memory in memories): raise ValueError
+    except (ValueError, IndexError):
+        raise ValueError("What the optimizers remembered (optimizer.safetensors) is of another "
+                         "model or optimizer: go back to an earlier checkpoint.") from None
     for optimizer, memory in zip(optimizers, memories):
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict(dict(state=memory, param_groups=groups))
@@ -273,9 +281,10 @@ def read_metrics(folder: str | Path) -> list[dict]:
 
 def _checked_line(values, where: str) -> dict:
     "A line of metrics with numbers where numbers belong; else ValueError."
-    if isinstance(values, dict) and type(values.get("step")) is int:
-        wrong = [name for name, value in values.items() if name.endswith("_loss")
-                 and (isinstance(value, bool) or not isinstance(value, (int, float)))]
+    number = lambda value: type(value) in (int, float) and abs(value) < 1e300  # NaN is none
+    if isinstance(values, dict) and type(values.get("step")) is int and number(values["step"]):
+        wrong = [name for name, value in values.items()
+                 if (name == "loss" or name.endswith("_loss")) and not number(value)]
         if not wrong: return values
         where += f", {wrong[0]}"
     else: where += ", step"

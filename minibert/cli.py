@@ -334,6 +334,13 @@ def plain_warnings() -> Iterator[None]:
     finally: warnings.formatwarning = before
 
 
+def _sentence(problem: Exception) -> str:
+    "What to say of an error, and that it's ours where nobody foresaw it."
+    if isinstance(problem, EXPECTED): return in_words(problem)
+    return (f"This is a mistake in minibert ({type(problem).__name__}: {in_words(problem)}): "
+            "please report it with what MINIBERT_DEBUG=1 shows.")
+
+
 def main(words: list[str] | None = None) -> int:  # the exit code
     "The command `minibert`; `words` are its arguments, those of the shell if None."
     for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
@@ -354,11 +361,8 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     except BrokenPipeError: return silenced(130)  # whoever read us has gone
     except Exception as problem:
         if os.environ.get("MINIBERT_DEBUG", "0") not in ("", "0"): traceback.print_exc()
-        said = in_words(problem)
-        if not isinstance(problem, EXPECTED):
-            said = (f"This is a mistake in minibert ({type(problem).__name__}: {said}): "
-                    "please report it with what MINIBERT_DEBUG=1 shows.")
-        tell_stderr(f"minibert: {in_a_line(said)}")
+        try: tell_stderr(f"minibert: {in_a_line(_sentence(problem))}")
+        except MemoryError: os.write(2, b"minibert: There isn't enough memory, even to say for what.\n")
         return silenced(2) if getattr(problem, "errno", None) else 2
 
 # %% ../nbs/appendix/cli.ipynb #00662d9a

@@ -187,7 +187,7 @@ def check_free(
     if not home.is_dir():
         raise NotADirectoryError(f"{out} cannot be made: {home} is no folder. Give another "
                                  f"{what} with --out.")
-    if not home.is_dir() or what == "file" and home != out.parent:
+    if what == "file" and home != out.parent:
         raise FileNotFoundError(f"{out} cannot be made: there is no folder {out.parent}. "
                                 f"Make it, or give another {what} with --out.")
     if not os.access(home, os.W_OK):
@@ -217,8 +217,10 @@ def made_whole(out: str | Path) -> Iterator[Path]:  # the folder to write into
 _LARGEST = 1 << 26  # bytes of a small file: none of ours comes near
 
 
-def read_text(path: str | Path) -> str:
+def read_text(path: str | Path, stream: bool = False) -> str:  # a stream may be a pipe, too
     "A small text file; ValueError naming it where it's no UTF-8, or has no end."
+    if not stream and os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ValueError(f"{path} is a pipe or a device, and a file is expected there.")
     with naming(path), open(path, "rb") as file: data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"{path} is larger than {_LARGEST >> 20} MiB, and a small file is "
@@ -248,7 +250,7 @@ def read_json(
     once: bool = False,  # by `named_once`: a person may have written it
 ) -> dict:
     "The JSON object in a file; ValueError naming the file, and the key that is wrong."
-    text = read_text(path).removeprefix("\ufeff")  # some editors begin a file with it
+    text = read_text(path, stream=once).removeprefix("\ufeff")  # some editors begin a file with it
     unique = partial(named_once, path=path) if once else None
     try: values = json.loads(text, object_pairs_hook=unique)
     except (json.JSONDecodeError, RecursionError): values = None
@@ -261,7 +263,7 @@ def read_json(
     return values
 
 # %% ../nbs/appendix/core.ipynb #a049bcb8
-_NO_MEMORY = re.compile("allocate memory|out of memory|array is too big")
+_NO_MEMORY = re.compile("allocate memory|out of memory|array is too big|failed to map segment")
 _ADVICE = {
     errno.ENOSPC: "make room on that disk", errno.EDQUOT: "make room in your quota",
     errno.EFBIG: "raise the limit on a file's size (ulimit -f)",

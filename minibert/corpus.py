@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from .core import deaf_children, follow_parent, naming, write_whole
+from .core import deaf_children, follow_parent, naming, read_text, write_whole
 from .documents import split_reading
 
 # %% auto #0
@@ -170,9 +170,14 @@ def _build_whole(documents, tokenizer, folder):
 def _map(path, expected, check):
     "Memory-map an array, and compare it with what corpus.json says of it."
     values = np.load(path, mmap_mode="r", allow_pickle=False)
-    crc = 0
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ValueError(f"{path.name} holds no row of whole numbers")
+    crc, rising = 0, path.stem != "ids"  # places, each behind the last
     for k in range(0, len(values) if check else 0, 1 << 20):
         crc = zlib.crc32(values[k:k + (1 << 20)], crc)
+        block = values[k:k + (1 << 20) + rising]
+        if rising and (block[1:] < block[:-1]).any():
+            raise ValueError(f"{path.name} is not in order")
     if len(values) != expected["count"] or check and crc != expected["crc32"]:
         raise ValueError(f"{path.name} is not what was written")
     return values
@@ -196,7 +201,7 @@ def _not_read(folder, error):
 def _read(folder, check):
     "The arrays and the facts of a corpus folder."
     try:
-        info = dict(json.loads((folder / "corpus.json").read_text(encoding="utf-8")))
+        info = dict(json.loads(read_text(folder / "corpus.json")))
         files, _ = info["files"], (info["vocab_size"], info["vocabulary"])
         return [_map(folder / f"{n}.npy", files[n], check) for n in _NAMES], info
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -205,7 +210,7 @@ def _read(folder, check):
                                     "again, or build a corpus there.") from None
         problem = error
     except OSError as error: raise _not_read(folder, error) from None
-    except json.JSONDecodeError: problem = "corpus.json is no whole JSON object"
+    except (json.JSONDecodeError, RecursionError): problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
     except (EOFError, ValueError, TypeError) as error:
         problem = "a file in it is no array of numbers" if "pickle" in str(error) else error

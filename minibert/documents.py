@@ -88,7 +88,7 @@ def group_rows(rows: Iterable[str], whole: bool) -> Iterator[list[str]]:
     head = list(islice(rows := iter(rows), 1000))
     whole = whole and sum(not row.strip() for row in head) <= 0.1 * len(head)
     count = sum(map(bool, map(is_title, head, ["", *head])))
-    titles = count > len(head) // 250 and not whole  # a single line may look like one
+    titles = count > max(1, len(head) // 250) and not whole  # a single line may look like one
     document, before = [], ""
     for row in chain(head, rows):
         opens = is_title(row, before) if titles else whole or not row.strip()

@@ -123,7 +123,7 @@ def _shards(index: Path) -> list[Path]:
     try:
         files = set(json.loads(index.read_bytes())["weight_map"].values())
         return [index.parent / Path(file).name for file in sorted(files)]
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError(f"{index} is no whole index of shards: download it again."
                          ) from None
 
@@ -257,6 +257,9 @@ def _check_shapes(state, entries: list[Entry], own: dict[str, Tensor], config: A
                 f"{entry.theirs} is {tuple(given.shape)} of {given.dtype}, and the config "
                 f"asks for floats of {tuple(right.shape)}: give this file's own config."
             )
+        if given.element_size() < 2:  # nothing multiplies them
+            raise ValueError(f"{entry.theirs} is of {given.dtype}: save the model with floats of 16 "
+                             "bits or more.")
 
 # %% ../nbs/appendix/files.ipynb #346cc592
 def _notice(state, wanted: set[str], missing: list[str]) -> None:

@@ -14,20 +14,23 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
-from .asking import began, keep_learned, learned, untrained, warn_unknown
+from .asking import began, check_weights, keep_learned, learned, untrained, warn_unknown
 from .attention import MultiHeadAttention
 from .bags import bag_of_words, word_counters
 from .checkpoints import check_begins
 from .classifiers import save_classifier
-from .core import choose_precision, list_checkpoints, read_json, seeded, write_whole
+from .core import (
+    choose_precision, list_checkpoints, made_whole, read_json, seeded, write_whole)
 from .files import find_checkpoint
 from .finetuning import (
     BertClassifier, accuracy_figures, difference, finetune, train_frozen)
 from .labelled import ExampleSampler, ask
 from .labels import (
     Examples, check_counts, hold_out, list_splits, read_examples, take_share)
+from .inputs import check_ids
 from .model import BertModel
 from .parallel import (
     any_process, check_cut, first_alone, join_processes, own_device)
@@ -79,6 +82,7 @@ def _set_dropout_(bert: BertModel, rate: float) -> None:
 def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClassifier:
     "The pre-trained encoder of the run under a fresh classifier."
     bert = load_encoder(options.run).float()
+    check_weights(bert)
     _set_dropout_(bert, options.dropout)
     pooling = options.pooling
     if pooling == "auto": pooling = "mean" if options.frozen else "cls"
@@ -161,15 +165,17 @@ def _claim(options: FinetuneConfig, sums: list[str], known: list[str]) -> None:
     "Make the folder of a run with its options; of two runs that try, one gets it."
     out = Path(options.out)
     def make() -> bool:  # was another run faster?
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try: out.mkdir()
-        except FileExistsError: return True
         kept = asdict(options) | {  # so that it goes on in any working folder
             name: from_anywhere(getattr(options, name)) for name in ("run", "dataset")}
-        write_whole(out / "options.json", json.dumps(kept, indent=2) + "\n")
-        write_whole(out / "began.json", json.dumps(dict(sha256=sums)) + "\n")
-        keep_learned(out, known)
-        keep_sums(out, *(path.name for path in out.iterdir()))
+        try:
+            with made_whole(out) as aside:
+                write_whole(aside / "options.json", json.dumps(kept, indent=2) + "\n")
+                write_whole(aside / "began.json", json.dumps(dict(sha256=sums)) + "\n")
+                keep_learned(aside, known)
+                keep_sums(aside, *(path.name for path in aside.iterdir()))
+        except OSError:
+            if out.exists(): return True
+            raise
     if first_alone(make): raise _taken(out)
 
 # %% ../nbs/appendix/finetune_runs.ipynb #8d4f77ed
@@ -200,13 +206,17 @@ def run_finetuning(
     weights = _sum_of_weights(model)
     model = model.to(own_device())
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    options = _with_length(options, model.config.max_position_embeddings, resume)
-    length = min(options.length, model.config.max_position_embeddings)
+    room = min(model.config.max_position_embeddings, tokenizer.max_length)  # as it will be asked
+    options = _with_length(options, room, resume)
+    length = min(options.length, room)
     samplers = [ExampleSampler(part, tokenizer, length, options.seed) for part in parts]
     if cut := sum(sampler.cut for sampler in samplers):
         say(f"{cut:,} of {sum(map(len, samplers)):,} texts are cut to {length} tokens ...")
-    ids = [row["input_ids"] for sampler in samplers for row in sampler.rows]
-    warn_unknown(options.dataset, tokenizer, np.concatenate(ids))
+    rows = [row for sampler in samplers for row in sampler.rows]
+    ids, types = (np.concatenate([row[name] for row in rows])
+                  for name in ("input_ids", "token_type_ids"))
+    check_ids(model.config, torch.from_numpy(ids), torch.from_numpy(types))
+    warn_unknown(options.dataset, tokenizer, ids)
     sums = [*(sampler.info["sha256"] for sampler in samplers), weights]
     if resume: _check_same(options, sums)
     train, val, _ = samplers

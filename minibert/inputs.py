@@ -14,7 +14,7 @@ from torch import Tensor
 from .config import BertConfig
 
 # %% auto #0
-__all__ = ['check_length', 'check_masking', 'check_input', 'checked', 'score_dtype']
+__all__ = ['check_length', 'check_masking', 'check_input', 'check_ids', 'checked', 'score_dtype']
 
 # %% ../nbs/appendix/inputs.ipynb #9b24daa5
 def check_length(length: int, places: int) -> None:
@@ -82,7 +82,8 @@ def check_input(
             )
 
 # %% ../nbs/appendix/inputs.ipynb #f098dff6
-def _unknown_id(config: BertConfig, input_ids: Tensor, types: Tensor | None) -> str:
+def _unknown_id(config: BertConfig, input_ids: Tensor, types: Tensor | None) -> str | None:
+    "Which ids are outside their table; None where all are inside."
     types_known = getattr(config, "type_vocab_size", 0)  # GPT and T5 have no types
     sizes = dict(vocab_size=config.vocab_size, type_vocab_size=types_known)
     named = zip(("input_ids", "token_type_ids"), (input_ids, types), sizes.items())
@@ -96,7 +97,11 @@ def _unknown_id(config: BertConfig, input_ids: Tensor, types: Tensor | None) -> 
                 f"{name} holds numbers from {low} to {high}, and {size} is {n}: "
                 f"give 0 to {n - 1}, from the tokenizer that belongs to the model."
             )
-    return "An id is outside its table."
+
+
+def check_ids(config: BertConfig, input_ids: Tensor, token_type_ids: Tensor | None = None) -> None:
+    "Refuse ids that a model doesn't know, before it is asked: a ValueError says which."
+    if unknown := _unknown_id(config, input_ids, token_type_ids): raise ValueError(unknown)
 
 
 @contextmanager
@@ -110,7 +115,8 @@ def checked(
     check_input(config, input_ids, token_type_ids, attention_mask)
     try: yield
     except IndexError:
-        raise ValueError(_unknown_id(config, input_ids, token_type_ids)) from None
+        said = _unknown_id(config, input_ids, token_type_ids) or "An id is outside its table."
+        raise ValueError(said) from None
 
 # %% ../nbs/appendix/inputs.ipynb #0ce039b1
 def score_dtype(hidden: Tensor) -> torch.dtype:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, time
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
@@ -49,6 +50,7 @@ def _as_word(value):
     if isinstance(value, date | time):
         raise ValueError(f"A label is {value}, which was read as a date or a time: give a CSV "
                          "file, in which a cell is the text that stands there.")
+    if isinstance(value, Decimal) and value == value.to_integral_value(): value = int(value)
     if not isinstance(value, str | int | float | np.integer):
         raise ValueError(f"A label is {short(value)} ({type(value).__name__}), and classes "
                          "are words or whole numbers: name the column that holds them.")
@@ -56,6 +58,9 @@ def _as_word(value):
         if not value.is_integer():
             raise ValueError(f"A label is {value}, and classes are whole numbers or "
                              "words: nothing here does regression.")
+        if abs(value) >= 2**53:  # other whole numbers have become the same float
+            raise ValueError(f"A label is {value:.0f}, which was read as a float that cannot tell "
+                             "it from its neighbours: write labels as words.")
         value = int(value)
     return str(value).strip() or None  # true in JSON is True, as a CSV of pandas has it
 
@@ -70,8 +75,9 @@ def _check_words(words: list, what: str, named: bool = False) -> None:
     gaps = [k for k, word in enumerate(words) if word is None or word == "-1" and not named]
     if gaps:
         said = " (-1 hides one)" if hidden else ""
+        advice = (", or name all classes with --label-names, where -1 is one" if hidden else "")
         raise ValueError(f"{len(gaps):,} of {n:,} rows of {what} have no label{said}, row "
-                         f"{gaps[0] + 1} first: fill them in or leave them out.")
+                         f"{gaps[0] + 1} first: fill them in or leave them out{advice}.")
 
 # %% ../nbs/appendix/labels.ipynb #9119e014
 def _names_in(words: list[str], what: str) -> tuple[str, ...]:
@@ -82,7 +88,8 @@ def _names_in(words: list[str], what: str) -> tuple[str, ...]:
                          "two different ones to learn from.")
     if len(seen) > max(2, len(words) // 2):
         raise ValueError(f"{what} has {len(seen):,} different labels in "
-                         f"{len(words):,} rows: is that the column of labels?")
+                         f"{len(words):,} rows: is that the column of labels, and "
+                         "are there several rows of each?")
     numeric = all(re.fullmatch(r"-?\d{1,18}", word) for word in seen)
     return tuple(sorted(seen, key=lambda word: (int(word) if numeric else 0, word)))
 
@@ -112,7 +119,7 @@ def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str], bo
              if hasattr(feature, "names")}
     try: columns = {column: table[column][:] for column in table.column_names}
     except UnicodeDecodeError: raise not_utf8(f"The table {dataset}") from None
-    for column, names in known.items():
+    for column, names in known.items() if not isinstance(table, CsvRows) else ():
         columns[column] = [names[v] if v is not None and v >= 0 else v
                            for v in columns[column]]
     return columns, known, list(tables), isinstance(table, CsvRows)
@@ -129,6 +136,9 @@ def list_splits(
 def _pick(dataset, columns: dict, wanted: list[str], split: str, splits) -> list[list]:
     "The wanted columns; ValueError saying which there are."
     if not columns:
+        if splits == ["train"]:
+            raise ValueError(f"{dataset} has no split {split}: leave --validation-split out, which "
+                             "sets a tenth aside, or give a folder with a file for each split.")
         raise ValueError(f"{dataset} has the splits {', '.join(map(str, splits))}, and {split} "
                          "was asked for: name one of them, or give the file itself.")
     for column in wanted:

@@ -9,7 +9,7 @@ import argparse
 import io
 import os
 import re
-from contextlib import redirect_stderr
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import or_
@@ -470,7 +470,8 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
             raise FileNotFoundError(f"There is no folder {file.parent}: make it, or give another FILE.")
         kinds = [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
                  for name, kind in COMMANDS.items()]
-        with naming(words[-1]): return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)
+        with naming(words[2]) if words[2:] else nullcontext():
+            return tyro.cli(reduce(or_, kinds), prog="minibert", args=words)
     if command in ("-h", "--help"):
         print(help_for_all(COMMANDS), end="")
         raise SystemExit(0)

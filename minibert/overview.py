@@ -13,8 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .core import (
-    check_free, check_values, in_words, list_checkpoints, read_text, way_on, write_whole)
+from minibert.core import (
+    check_free, check_values, in_words, list_checkpoints, read_json, read_text, way_on,
+    write_whole)
 from .progress import is_trained_now
 from .recipe import PretrainOptions, read_options
 
@@ -28,21 +29,10 @@ FIGURES = {  # the main figure, by the first that a run has; then what it stands
     "nsp_accuracy": None}
 
 
-def _read(path: Path) -> dict:
-    "A JSON object in a file; ValueError, naming the file, for anything else."
-    def refuse(word): raise ValueError(f"{word} is no number of JSON")
-    try: found = json.loads(path.read_text(encoding="utf8"), parse_constant=refuse)
-    except OSError as problem: raise ValueError(f"{in_words(problem)}") from None
-    except (ValueError, RecursionError): found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it holds no JSON object.")
-    return found
-
-
 def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     "How far a run's checkpoints reach, and what the newest says of itself."
     for checkpoint in list_checkpoints(folder)[::-1]:
-        state, step = _read(checkpoint / "state.json"), int(checkpoint.name)
+        state, step = read_json(checkpoint / "state.json"), int(checkpoint.name)
         if state.get("step") == step: return step, state  # else a copy, named after a day
     return 0, {}
 
@@ -67,9 +57,10 @@ def _state(folder: Path, ended: bool, done: int, by_hand: bool) -> str:
     "Finished, being trained, or stopped; and what can be done about it."
     if is_trained_now(folder): return "being trained now"
     if ended: return "finished"
+    if any(int(path.stem[14:]) > done for path in folder.glob("batch-of-step-*.safetensors")
+           if path.stem[14:].isdigit()):
+        return "diverged: begin anew with a lower learning rate"
     if by_hand: return "stopped; NumPy keeps no checkpoints to go on from"
-    if found := [*folder.glob("batch-of-step-*.safetensors")]:
-        return f"diverged ({found[0].stem}): begin anew with a lower learning rate"
     if not done and _last_line(folder) and not (folder / "checkpoints").is_dir():
         return "stopped; its checkpoints are gone, so it can't go on"
     return f"stopped at step {done:,}: {way_on(folder)}"
@@ -80,7 +71,7 @@ def _of_pretraining(folder: Path) -> dict:
     options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
     done, state = _progress(folder)
     ended = all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
-    summary = _read(folder / "summary.json") if ended else {}
+    summary = read_json(folder / "summary.json") if ended else {}
     by_hand = options.backend == "numpy"
     if by_hand: done = _last_line(folder)  # it keeps no checkpoints
     name = next((name for name in FIGURES if name in summary), None)
@@ -94,9 +85,9 @@ def _of_pretraining(folder: Path) -> dict:
 
 def _of_finetuning(folder: Path) -> dict:
     "What a run of fine-tuning says of itself."
-    options, (done, state) = _read(folder / "options.json"), _progress(folder)
+    options, (done, state) = read_json(folder / "options.json"), _progress(folder)
     ended = (folder / "figures.json").exists()
-    told = _read(folder / "figures.json") if ended else {}
+    told = read_json(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     return dict(
         model="classifier", size=f"of {_near(options['run'])}", dataset=_near(options["dataset"]),
@@ -141,7 +132,7 @@ def list_runs(folder: str | Path = "runs") -> list[dict]:
             and not any(next(folder.glob(f"*/{name}"), None) for name in own)):
         raise ValueError(f"{folder} is a run itself: name the folder that holds it "
                          f"({_near(str(folder.resolve().parent))}).")
-    number = lambda path: (not path.name.isdigit(), path.name.zfill(12))
+    number = lambda path: (0, int(path.name), "") if path.name.isdecimal() else (1, 0, path.name)
     return [describe(path) for path in sorted(folder.iterdir(), key=number)
             if path.is_dir() and not path.name.startswith(".")]
 

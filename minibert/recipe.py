@@ -299,7 +299,7 @@ class _Words(yaml.SafeLoader):
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 
     def __init__(self, path):
-        super().__init__(read_text(path))
+        super().__init__(read_text(path, stream=True))
         self.name = str(path)
 
     def construct_scalar(self, node):  # a block ends its last line, too
@@ -313,7 +313,8 @@ class _Words(yaml.SafeLoader):
 def _read_mapping(path: str | Path) -> dict:
     "What stands in a YAML or JSON file; ValueError where it's no mapping."
     if not str(path): raise ValueError("The name of the options' file is empty: give one.")
-    if not os.path.exists(path): raise FileNotFoundError(f"There is no file {path}: check its path.")
+    try: os.stat(path)
+    except FileNotFoundError: raise FileNotFoundError(f"There is no file {path}: check its path.") from None
     if str(path).lower().endswith(".json"): return read_json(path, once=True)
     try: given = _Words(path).get_single_data()
     except RecursionError: given = None

@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from torch import nn
 
-from .asking import began, keep_learned, learned, warn_unknown
+from .asking import began, check_weights, keep_learned, learned, warn_unknown
 from .callbacks import Callback, TensorBoard
 from .checkpoints import check_begins, only_run_in, seconds_trained
 from .config_files import config_text
@@ -73,10 +73,11 @@ START = "start"  # the folder in a run's that holds the weights of `--start`
 
 def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     "Those of `--start`, whose weights are kept in `folder`, in a folder of their own."
-    model = load_pretrained(options.start)
+    model = load_pretrained(options.start).float()  # half precision loses small updates
     if family_of(model)[0] not in KINDS[options.model].architectures:
         raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
                          f"{options.model}: start from a model of the same kind.")
+    check_weights(model)
     tokenizer = open_tokenizer(options.start)
     model.config = with_dropout(model.config, options.dropout)
     save_pretrained(model, None, folder / START)
@@ -470,11 +471,11 @@ def begin_again(run: Run) -> tuple[nn.Module, float]:
     training = training_config(run.options)
     check_begins(run.folder, min(training.steps, training.checkpoint_steps), "run.yaml")
     model = fresh_model(run)  # before anything goes
-    say("It was stopped before its first checkpoint, and begins again at step 1 ...")
     def forget():
         with only_run_in(run.folder):
             (run.folder / "metrics.jsonl").unlink(missing_ok=True)
     first_alone(forget)
+    say("It was stopped before its first checkpoint, and begins again at step 1 ...")
     return train(run, model)
 
 # %% ../nbs/appendix/runs.ipynb #0c691d1f

@@ -32,7 +32,7 @@ _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl":
             ".csv": "csv", ".tsv": "csv"}
 TABLES = tuple(_READERS)
 _ABOUT = re.compile("readme|license|licence|notice|citation|vocab", re.IGNORECASE)
-_NO_ROWS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+_NO_ROWS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 _MOST = 1_000_000  # files below a folder: a whole disk has more
 
 
@@ -88,8 +88,12 @@ def _described(path):
     about = path / "README.md"
     if about.name not in os.listdir(path) or not about.is_file(): return False
     text = about.read_text(encoding="utf-8", errors="replace")
-    head = re.match(r"---\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
-    return bool(head and re.search("^(configs|dataset_info):", head[1], re.MULTILINE))
+    head = re.match(r"(\ufeff?---[ \t]*)\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
+    if not head or not re.search("^(configs|dataset_info):", head[2], re.MULTILINE): return False
+    if head[1] != "---":  # the library would read nothing of it
+        raise ValueError(f"{about} describes the data, and its first line is not --- alone: take "
+                         "out the byte order mark, or the spaces, that editors put there.")
+    return True
 
 
 def text_files(
@@ -153,6 +157,9 @@ def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # th
 def _check_names(path: Path, names: list[str], mark: str) -> None:
     "Refuse a first line of no names, of one name twice, or with other marks."
     if not any(names): raise ValueError(f"The first line of {path} names no column.")
+    if names[0][:4] == "sep=":
+        raise ValueError(f"The first line of {path} is {mark.join(names)!r}, which Excel alone "
+                         "reads: take it out.")
     other = [each for each in ";\t,|" if each in names[0]]
     if len(names) == 1 and other:
         raise ValueError(f"The first line of {path} is one column, with {other[0]!r} in its "
@@ -185,11 +192,15 @@ def _checked(row: list[str], path: Path, line: int, names: list[str], mark: str)
 class CsvRows:
     "The rows of CSV and TSV files, read anew at each pass; cells are texts."
 
-    def __init__(self, files: list[Path], mark: str | None = None):  # None: by the ending
+    def __init__(self, files: list[Path], mark: str | None = None,  # None: by the ending
+                 features: dict | None = None):  # what each column is, where that is known
         self.files, self.mark = files, mark
         heads = [next(_read_csv(file, mark)) for file in files]
         self.column_names = [name for name in heads[0] if name]
-        self.features = dict.fromkeys(self.column_names)  # none has names of labels
+        self.features = dict.fromkeys(self.column_names) | dict(features or {})
+        if lost := self.features.keys() - {*self.column_names}:
+            raise ValueError(f"The first line of {files[0]} names no column {min(lost)}, which the "
+                             "README.md beside it describes: make them agree.")
         for file, head in zip(files, heads):
             if set(head) != set(heads[0]):
                 raise ValueError(f"{files[0]} and {file} name different columns in their "
@@ -259,32 +270,62 @@ def _check_local(path, source, name):
                          "rename it without any of * ? [ and ::.")
 
 
-def _described_files(path, name):
-    "The CSV tables of each split that a folder's README.md names, and their mark; else {}."
+def _builder(path, name):
+    "What the library makes of a folder that its README.md describes."
     with TemporaryDirectory() as empty:  # what was kept of another folder says nothing here
-        builder = _library().load_dataset_builder(str(path.absolute()), name, cache_dir=empty)
-    mark = getattr(builder.config, "sep", None) or ""
+        return _library().load_dataset_builder(str(path.absolute()), name, cache_dir=empty)
+
+
+_TOLD = {"name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features"}
+
+
+def _described_rows(path, builder):
+    "The rows of each split where a README.md describes CSV files; {} where it describes others."
+    config = builder.config
     files = {split: [Path(file) for file in files]
-             for split, files in (builder.config.data_files or {}).items()}
-    csvs = all(_READERS.get(file.suffix.lower()) == "csv" and file.is_file()
-               for file in chain(*files.values()))
-    return (files, mark) if builder.info.features is None and len(mark) == 1 and csvs else ({}, "")
+             for split, files in (config.data_files or {}).items()}
+    if not all(_READERS.get(file.suffix.lower()) == "csv" and file.is_file()
+               for file in chain(*files.values())): return {}
+    usual = type(config)()
+    for name in vars(config).keys() - _TOLD:
+        if (value := getattr(config, name)) != getattr(usual, name):
+            raise ValueError(f"{path / 'README.md'} says {name}: {value!r}, and nothing here reads "
+                             "that: leave it out, and write the table with double quotes and a "
+                             "first line of names.")
+    if not isinstance(config.sep, str) or len(config.sep) != 1:
+        raise ValueError(f"{path / 'README.md'} separates columns by {config.sep!r}: give one "
+                         "character.")
+    mark = config.sep if config.sep != "," else None
+    return {split: CsvRows(own, mark, builder.info.features) for split, own in files.items()}
 
 
-def _check_parquet(files):
-    "Refuse Parquet files without rows, with one name twice, or that tell of other columns."
+def _schema(file):
+    "The columns of a Parquet or Arrow file, and its rows where they are told; None for any other."
+    if file.suffix.lower() not in (".parquet", ".arrow"): return None, None
+    import pyarrow as arrow
     import pyarrow.parquet as parquet
+    try:
+        if file.suffix.lower() == ".parquet":
+            with parquet.ParquetFile(file) as about:
+                return about.schema_arrow, about.metadata.num_rows
+        with arrow.memory_map(str(file)) as data:
+            try: return arrow.ipc.open_stream(data).schema, None
+            except arrow.ArrowInvalid: return arrow.ipc.open_file(data).schema, None
+    except Exception: return None, None  # the library says what it is
+
+
+def _check_schemas(files):
+    "Refuse Parquet and Arrow files without rows, with one name twice, or that tell of other columns."
     told = {}
     for file in files:
-        try: about = parquet.ParquetFile(file)
-        except Exception: continue  # the library says what it is
-        with about:
-            names, more = about.schema_arrow.names, about.schema_arrow.metadata or {}
-            if not about.metadata.num_rows: raise ValueError(f"The table {file} has no row.")
+        schema, count = _schema(file)
+        if schema is None: continue  # of another kind
+        if count == 0: raise ValueError(f"The table {file} has no row.")
+        names = schema.names
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"The table {file} names the column {twice[0]!r} twice: give each "
                              "column a name of its own.")
-        told[file] = more.get(b"huggingface")
+        told[file] = (schema.metadata or {}).get(b"huggingface")
     if len({*told.values()}) > 1:
         one, other = (next(file for file in told if told[file] == about)
                       for about in list(dict.fromkeys(told.values()))[:2])
@@ -374,12 +415,12 @@ def load_table(
     described = path.is_dir() and _described(path)
     splits = {} if described or not path.exists() else _split_files(path)
     if described:
-        with _library_speaks(source, name, labelled): splits, mark = _described_files(path, name)
+        with _library_speaks(source, name, labelled): builder = _builder(path, name)
+        if rows := _described_rows(path, builder): return rows
+        for files in (builder.config.data_files or {}).values(): _check_schemas(map(Path, files))
     if any(_READERS[file.suffix.lower()] == "csv" for file in chain(*splits.values())):
-        own = mark if described and mark != "," else None
-        return {split: CsvRows(files, own) for split, files in splits.items()}
-    for files in splits.values():
-        _check_parquet([file for file in files if file.suffix.lower() == ".parquet"])
+        return {split: CsvRows(files) for split, files in splits.items()}
+    for files in splits.values(): _check_schemas(files)
     datasets = _library()
     if not streaming: _check_kept(Path(datasets.config.HF_DATASETS_CACHE))
     with _library_speaks(source, name, labelled): return _open_data(source, name, streaming, splits)

@@ -81,7 +81,8 @@ def train_step(
     if not math.isfinite(norm + losses["loss"]):
         raise FloatingPointError(
             f"Step {step + 1} has a loss of {losses['loss']:.4g} and a gradient norm "
-            f"of {norm:.4g}: lower the learning rate or lengthen the warm-up.")
+            f"of {norm:.4g}: lower the learning rate or lengthen the warm-up; at step 1, "
+            "begin with other weights.")
     share = schedule_at(step, config)
     with ExitStack() as around:
         seen = [around.enter_context(callback.around_update(model))

@@ -169,7 +169,7 @@ def window_figures(
     which = np.arange(len(rows)).repeat(windows.length - 1)
     mean = loss.mean().item()
     return dict(
-        clm_loss=(loss.flatten().numpy(), which), clm_perplexity=math.exp(mean),
+        clm_loss=(loss.flatten().numpy(), which), clm_perplexity=float(np.exp(mean)),
         bits_per_byte=bits_per_byte(mean, len(windows.row), windows.bytes),
         clm_accuracy=(right, which), clm_tokens=len(which))
 

@@ -1,7 +1,9 @@
 """What the seventh round of tries had left, and what the eighth has found: advice that can be followed, and nothing wrong in silence."""
 import json
+import os
 import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +52,7 @@ def test_classifiers_are_called_so(run, tmp_path):
 def test_a_run_that_diverged_is_not_to_go_on(tmp_path):
     out, err = call("pretrain", *quick("--steps", 3, "--learning-rate", 1e30, "--out", "runs/x"), cwd=tmp_path, code=2)
     assert "batch-of-step" in err
-    assert "diverged (batch-of-step-" in call("runs", cwd=tmp_path)[0]
+    assert "diverged: begin anew with a lower learning rate" in call("runs", cwd=tmp_path)[0]
 
 
 def test_a_fine_tuning_that_diverged_says_so():
@@ -83,3 +85,245 @@ def test_texts_named_after_splits_are_warned_of(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_documents(tmp_path / "train.txt")
+
+
+def described(folder, more="", start="---", rows="a good film,1\na bad film,0\n" * 10, **files):
+    folder.mkdir()
+    for name, text in files.items() or {"a": "text,label\n" + rows}.items(): (folder / f"{name}.csv").write_text(text)
+    (folder / "README.md").write_text(f"{start}\nconfigs:\n- config_name: default\n  data_files: a.csv\n{more}---\n", encoding="utf-8")
+    return folder
+
+
+FEATURES = "dataset_info:\n  features:\n  - name: text\n    dtype: string\n  - name: label\n    dtype:\n      class_label:\n        names:\n          '0': neg\n          '1': pos\n"
+
+
+@pytest.mark.parametrize("more,start,said", [
+    ("  nrows: 4\n", "---", "says nrows: 4, and nothing here reads that"),
+    ("  names: [text, label]\n  header: null\n", "---", "and nothing here reads that"),
+    ("  sep: ';;'\n", "---", "separates columns by ';;': give one character"),
+    ("", "\ufeff---", "its first line is not --- alone"),
+    ("", "--- ", "its first line is not --- alone"),
+    (FEATURES.replace("label\n", "mood\n"), "---", "names no column mood"),
+])
+def test_what_a_description_says_is_read_or_refused(tmp_path, more, start, said):
+    from minibert.tables import load_table
+    with pytest.raises(ValueError, match=said): load_table(described(tmp_path / "d", more, start))
+
+
+def test_a_described_csv_is_read_as_it_stands(tmp_path):
+    from minibert.labels import read_examples
+    found = read_examples(described(tmp_path / "d", FEATURES, rows="None,1\nNA,0\nnull,1\na film,0\n" * 4))
+    assert found.names == ("neg", "pos") and found.texts[:3] == ("None", "NA", "null") and found.labels.tolist() == [1, 0, 1, 0] * 4
+    words = read_examples(described(tmp_path / "e", FEATURES, rows="a good film,pos\na bad film,neg\n" * 4))
+    assert words.names == ("neg", "pos") and words.labels.tolist() == [1, 0] * 4
+
+
+def test_shards_with_other_orders_of_labels_are_refused(tmp_path):
+    import datasets
+    from minibert.labels import read_examples
+    rows = dict(text=["one", "two"] * 4, label=[0, 1] * 4)
+    for kind in ("arrow", "parquet"): (tmp_path / kind).mkdir()
+    for k, names in enumerate((["neg", "pos"], ["pos", "neg"])):
+        features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=names))
+        table = datasets.Dataset.from_dict(rows, features=features)
+        table.save_to_disk(tmp_path / f"saved{k}")
+        shutil.copy(next((tmp_path / f"saved{k}").glob("*.arrow")), tmp_path / f"arrow/train-{k}.arrow")
+        table.to_parquet(tmp_path / f"parquet/{k}.parquet")
+    assert read_examples(tmp_path / "saved0").names == ("neg", "pos")  # as `save_to_disk` left it
+    (tmp_path / "parquet/README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.parquet'\n---\n")
+    for kind in ("arrow", "parquet"):
+        with pytest.raises(ValueError, match="the order of their labels, in different ways"): read_examples(tmp_path / kind)
+
+
+@pytest.mark.parametrize("value,said", [(2**63 + 1, "cannot tell it from its neighbours"), ([1], "classes are words or whole numbers")])
+def test_labels_that_lose_digits_are_refused(tmp_path, value, said):
+    from minibert.labels import read_examples
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(dict(text=f"number {k}", label=value if k % 2 else 2**64 - 1 if value == 2**63 + 1 else [0])) + "\n" for k in range(8)))
+    with pytest.raises(ValueError, match=said): read_examples(tmp_path / "a.jsonl")
+
+
+def test_a_single_line_between_equals_signs_is_no_title():
+    from minibert.documents import group_rows
+    rows = [row for k in range(30) for row in (f"Line {k}.", "")]
+    assert len(list(group_rows(rows, whole=False))) == 30
+    assert len(list(group_rows([*rows[:20], " = 12 = ", "", *rows[20:]], whole=False))) == 31
+    titled = [row for k in range(30) for row in ("", f" = Title {k} = ", "", f"Line {k}.")]
+    assert len(list(group_rows(titled, whole=False))) == 30
+
+
+def test_advice_for_a_single_table_can_be_followed(tmp_path, run):
+    write_rows(tmp_path / "t.csv")
+    shutil.copytree(run, tmp_path / "base")
+    said = refused("finetune", "base", "--dataset", "t.csv", "--validation-split", "test", cwd=tmp_path)
+    assert "t.csv has no split test: leave --validation-split out" in said
+    (tmp_path / "s.csv").write_text("text,label\n" + "".join(f"film {k},{k % 3 - 1}\n" for k in range(60)))
+    assert "--label-names, where -1 is one" in refused("finetune", "base", "--dataset", "s.csv", cwd=tmp_path)
+    (tmp_path / "e.csv").write_text("sep=,\ntext,label\na film,1\n")
+    assert "which Excel alone reads: take it out" in refused("finetune", "base", "--dataset", "e.csv", cwd=tmp_path)
+
+
+def edited(run, folder, change):
+    "A copy of a run with other weights or sizes, and without its sums."
+    from safetensors.torch import load_file, save_file
+    shutil.copytree(run, folder)
+    for name in ("SHA256SUMS", "run.yaml"): (folder / name).unlink(missing_ok=True)
+    state, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    change(state, config)
+    save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", metadata=dict(format="pt"))
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_start_from_half_precision_trains_in_float32(run, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+    def halve(state, config): state.update({name: value.bfloat16() for name, value in state.items()})
+    edited(run, tmp_path / "half", halve)
+    call("pretrain", "--start", "half", "--steps", 2, "--batch-size", 4, "--length", 32, "--out", "new", "--precision", "float32", cwd=tmp_path)
+    assert {value.dtype for value in load_file(tmp_path / "new/model.safetensors").values()} == {torch.float32}
+
+
+def test_what_cannot_go_together_is_refused_before_a_folder_is_made(run, tmp_path):
+    import torch
+    (tmp_path / "pairs.csv").write_text("text,more,label\n" + "".join(f"a film {k},of {k},{k % 2}\n" for k in range(40)))
+    def one_type(state, config):
+        for name in state: state[name] = state[name][:1] if name.endswith("token_type_embeddings.weight") else state[name]
+        config["type_vocab_size"] = 1
+    edited(run, tmp_path / "one", one_type)
+    for words in ((), ("--frozen",)):
+        said = refused("finetune", "one", "--dataset", "pairs.csv", "--text-pair-column", "more", "--out", "new", *words, cwd=tmp_path)
+        assert "reads one text at a time" in said and not (tmp_path / "new").exists()
+    def no_number(state, config): state.update({name: torch.full_like(value, float("nan")) for name, value in state.items() if value.is_floating_point()})
+    edited(run, tmp_path / "nan", no_number)
+    said = refused("finetune", "nan", "--dataset", "pairs.csv", "--text-column", "more", "--out", "n", cwd=tmp_path)
+    assert "holds NaN or infinite values" in said and not (tmp_path / "n").exists()
+    assert "holds NaN or infinite values" in refused("pretrain", "--start", "nan", *quick("--length", 32)[:-4], "--out", "n", cwd=tmp_path)
+    assert not (tmp_path / "n").exists()
+
+
+def test_a_classifier_is_asked_as_it_was_measured(run, tmp_path):
+    def nothing(state, config): pass
+    edited(run, tmp_path / "short", nothing)
+    path = tmp_path / "short/tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(model_max_length=10)))
+    write_rows(tmp_path / "t.csv")
+    assert "reads 10 tokens at most" in refused("finetune", "short", "--dataset", "t.csv", "--length", 12, "--out", "no", cwd=tmp_path)
+    call("finetune", "short", "--dataset", "t.csv", "--frozen", "--out", "new", cwd=tmp_path)
+    assert json.loads((tmp_path / "new/options.json").read_text())["length"] == 10
+
+
+def test_a_loss_that_no_perplexity_can_show_is_named(gpts):
+    def huge(state, config): state.update({name: value * 1e6 if name.endswith("ln_f.weight") else value for name, value in state.items()})
+    edited(gpts / "a", gpts / "huge", huge)
+    said = refused("evaluate", "huge", "--dataset", "text.txt", cwd=gpts)
+    assert "which is no figure" in said and "math range" not in said
+
+
+def test_a_full_disk_at_the_first_file_leaves_no_folder(run, tmp_path, monkeypatch):
+    import errno
+    import minibert.finetune_runs as module
+    write_rows(tmp_path / "t.csv")
+    shutil.copytree(run, tmp_path / "base")
+    def full(path, data): raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    monkeypatch.setattr(module, "write_whole", full)
+    said = refused("finetune", "base", "--dataset", "t.csv", "--out", "k", cwd=tmp_path)
+    assert "make room on that disk" in said and "--resume" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "t.csv"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+def test_a_pipe_among_the_runs_is_named(run, tmp_path):
+    shutil.copytree(run, tmp_path / "runs/1")
+    for name in ("SHA256SUMS", "summary.json"): (tmp_path / "runs/1" / name).unlink()
+    os.mkfifo(tmp_path / "runs/1/summary.json")
+    assert "summary.json is a pipe or a device" in call("runs", cwd=tmp_path)[0]
+
+
+def test_damaged_files_of_a_corpus_are_named(tmp_path):
+    from zlib import crc32
+    import numpy as np
+    from minibert.corpus import Corpus
+    from minibert.tokenizer import WordPieceTokenizer
+    texts = [["the cat sat", "the dog ran"], ["a dog sat", "a cat ran"]]
+    tokenizer = WordPieceTokenizer.train([line for text in texts for line in text], vocab_size=100)
+    for name, change, said in (
+            ("ids", lambda values: values.astype(float), "ids.npy holds no row of whole numbers"),
+            ("ids", lambda values: values[:, None], "ids.npy holds no row of whole numbers"),
+            ("sentence_starts", lambda values: values[::-1].copy(), "sentence_starts.npy is not in order")):
+        shutil.rmtree(tmp_path / "c", ignore_errors=True)
+        Corpus.build(texts, tokenizer, tmp_path / "c")
+        values = change(np.load(tmp_path / f"c/{name}.npy"))
+        np.save(tmp_path / f"c/{name}.npy", values)
+        info = json.loads((tmp_path / "c/corpus.json").read_text())
+        info["files"][name] |= dict(crc32=crc32(values))
+        (tmp_path / "c/corpus.json").write_text(json.dumps(info))
+        with pytest.raises(ValueError, match=said): Corpus.open(tmp_path / "c", tokenizer)
+    (tmp_path / "c/corpus.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="corpus.json is no whole JSON object"): Corpus.open(tmp_path / "c", tokenizer)
+
+
+def test_what_a_model_has_learned_is_held_against_its_sum(run, tmp_path):
+    call("pretrain", "--start", run, "--objectives", "mlm", "--steps", 2, "--batch-size", 4, "--length", 32, "--out", "new", cwd=tmp_path)
+    path = tmp_path / "new/learned.json"
+    call("next-sentence", "new", "a", "b", cwd=tmp_path)
+    path.write_text(json.dumps(dict(objectives="")))
+    assert "learned.json is not the file that was written" in refused("next-sentence", "new", "a", "b", cwd=tmp_path)
+    path.unlink()
+    assert "learned.json is gone" in refused("next-sentence", "new", "a", "b", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("value", ["NaN", "1" + "0" * 400, "Infinity"])
+def test_a_loss_that_is_no_number_is_named_before_anything_is_trained(tmp_path, value):
+    from minibert.checkpoints import read_metrics
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2.0, "mlm_loss": 1.0}}\n{{"step": 2, "loss": 1.0, "mlm_loss": {value}}}\n')
+    with pytest.raises(ValueError, match="line 2, mlm_loss is no number"): read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": {value}, "loss": 2.0}}\n' * 2)
+    with pytest.raises(ValueError, match="line 1, step is no number"): read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("change", [
+    lambda kept: {"abc": kept["0.0.step"]}, lambda kept: {}, lambda kept: kept | {"7.0.step": kept["0.0.step"]},
+    lambda kept: kept | {"0.0.exp_avg": kept["0.0.exp_avg"][:1]}, lambda kept: {name: value for name, value in kept.items() if name != "0.0.exp_avg"}])
+def test_what_an_optimizer_cannot_remember_is_refused(change):
+    import torch
+    from minibert.checkpoints import optimizer_tensors, restore_optimizers_
+    model = torch.nn.Linear(3, 4)
+    made = lambda: [torch.optim.AdamW(model.parameters())]
+    one = made()
+    model(torch.ones(1, 3)).sum().backward()
+    one[0].step()
+    restore_optimizers_(made(), optimizer_tensors(one))
+    with pytest.raises(ValueError, match="of another model or optimizer"): restore_optimizers_(made(), change(optimizer_tensors(one)))
+
+
+def test_floats_of_eight_bits_are_refused(run, tmp_path):
+    import torch
+    def smaller(state, config): state.update({name: value.to(torch.float8_e4m3fn) for name, value in state.items()})
+    edited(run, tmp_path / "small", smaller)
+    assert "save the model with floats of 16 bits or more" in refused("fill-mask", "small", "a [MASK]", cwd=tmp_path)
+
+
+def test_the_error_of_an_import_is_told_as_it_is(monkeypatch):
+    import builtins
+    from minibert.bags import word_counters
+    there = builtins.__import__
+    def fails(name, *rest):
+        if name.startswith("sklearn"): raise ImportError("libgomp.so: failed to map segment from shared object")
+        return there(name, *rest)
+    monkeypatch.setattr(builtins, "__import__", fails)
+    with pytest.raises(ImportError, match="failed to map segment") as told: word_counters()
+    from minibert.core import in_words
+    assert "There isn't enough memory" in in_words(told.value)
+
+
+def test_memory_that_is_gone_ends_in_a_sentence(monkeypatch, capfd):
+    import minibert.cli as cli
+    def gone(problem): raise MemoryError
+    monkeypatch.setattr(cli, "_sentence", gone)
+    assert cli.main(["fill-mask", "none", "a [MASK]"]) == 2
+    assert "There isn't enough memory" in capfd.readouterr().err
+
+
+def test_runs_stand_by_number_and_by_name(run, tmp_path):
+    for name in ("10", "9", "zoo", "bird", "ant"): shutil.copytree(run, tmp_path / "runs" / name)
+    from minibert.overview import list_runs
+    assert [Path(found["run"]).name for found in list_runs(tmp_path / "runs")] == ["9", "10", "ant", "bird", "zoo"]

@@ -60,7 +60,7 @@ SAID = [  # words, what the sentence says
     ("parity base --out who.csv/q", "who.csv is no folder"),
     ("evaluate tuned", "tuned is a classifier"), ("evaluate tuned --dataset x.txt", "tuned is a classifier"),
     ("finetune base --dataset stories", "The stories have no labels"),
-    ("finetune base --dataset who.csv --validation-split validation", "has the splits train, and validation was asked for"),
+    ("finetune base --dataset who.csv --validation-split validation", "has no split validation: leave --validation-split out"),
     ("pretrain --dataset text", "no file or folder text, and no data set has that name"),
     ("finetune base --dataset csv", "no file or folder csv"),
     ("pretrain --dataset . --out sub/run", "The run's folder sub/run is inside ."),
@@ -416,7 +416,7 @@ def test_each_split_is_read_as_it_stands(home):
         (home / f"d/{part}.jsonl").write_text("".join(json.dumps(dict(text=text, label=label) | more) + "\n" for text, label in rows()))
     call("finetune", "base", "--dataset", "d", "--frozen", "--length", 16, "--out", "n", cwd=home)
     (home / "d/train.jsonl").write_text("".join(json.dumps(dict(text=text, label=label == "tom")) + "\n" for text, label in rows()))
-    fails(home, "has the label 'anna', and the classifier knows 0, 1", "d")
+    fails(home, "has the label 'anna', and the classifier knows False, True", "d")
     found = {}
     (home / "p").mkdir()
     for part, names in (("train", ["anna", "tom"]), ("validation", ["tom", "anna"])):

@@ -113,7 +113,8 @@ def update_(
     if not math.isfinite(norm + losses["loss"]):
         raise FloatingPointError(
             f"Step {step + 1} has a loss of {losses['loss']:.4g} and a gradient norm "
-            f"of {norm:.4g}: lower the learning rate or lengthen the warm-up."
+            f"of {norm:.4g}: lower the learning rate or lengthen the warm-up; at step 1, "
+            "begin with other weights."
         )
     adamw_(params, grads, moments, step + 1, rate, training.weight_decay)
     return losses | dict(grad_norm=norm, learning_rate=rate)
