@@ -70,9 +70,10 @@ def keep_learned(folder: Path, names: list[str]) -> None:
 
 def began(run: str | Path) -> dict:  # {} for a checkpoint that is no run
     "The options that a run was begun with; `objectives` are also those of its start."
-    from minibert.recipe import PretrainOptions, read_options
+    from minibert.recipe import PretrainOptions, check_resumed, read_options
     path = Path(run) / "run.yaml"
     options = read_options(path, PretrainOptions) if path.is_file() else {}
+    if options: check_resumed(PretrainOptions(**options | dict(out=None)), run)  # was it changed?
     before = Path(run) / _KEPT
     if not before.is_file() and _KEPT in read_sums(run):
         raise FileNotFoundError(f"{before} is gone, which says what the model has learned: copy "

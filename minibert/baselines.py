@@ -147,7 +147,8 @@ def words_whole(sampler, stories: Sequence[Story]) -> bool:
     "Is every story word one piece? ValueError if the corpus is not these stories."
     corpus, vocab = sampler.corpus, sampler.tokenizer.vocab
     words = [vocab.get(word, -1) for story in stories for word in story.flat]
-    if -1 in words and corpus.n_documents == len(stories): return False
+    cased = not sampler.tokenizer.clean.lowercase  # its corpus has capitals
+    if (-1 in words or cased) and corpus.n_documents == len(stories): return False
     if not np.array_equal(words, corpus.ids):
         raise ValueError(f"The sampler's corpus ({corpus.n_documents:,} documents) was "
                          f"not built from these {len(stories):,} stories: give those.")

@@ -92,11 +92,24 @@ _PARTS = dict.fromkeys(("model", "examples", "training"), dict)
 _STATE = dict(step=Count, seconds=AtLeastZero, sha256=dict, about=dict, measured=dict)
 
 # %% ../nbs/appendix/checkpoints.ipynb #9426b59b
+def _check_file(checkpoint: Path, state: dict, name: str) -> None:
+    "Refuse a file of a checkpoint that isn't the one its state tells of: ValueError."
+    try:
+        if sum_of(checkpoint / name) != state["sha256"].get(name):
+            raise ValueError(f"{name} is not what was written")
+    except (OSError, ValueError) as problem:
+        said = f"The checkpoint {checkpoint} is damaged: {_why(problem)}."
+        raise ValueError(said) from None
+
+
 def _newest(folder: str | Path) -> tuple[Path, dict]:
     "The newest checkpoint that has a state, and that; FileNotFoundError without one."
     why = ""
     for checkpoint in list_checkpoints(folder)[::-1]:
-        try: return checkpoint, read_state(checkpoint)
+        try:
+            state = read_state(checkpoint)
+            _check_file(checkpoint, state, "config.json")
+            return checkpoint, state
         except ValueError as problem: why = f" {problem}"
     raise FileNotFoundError(_NONE.format(folder) + why)
 
@@ -166,14 +179,8 @@ def save_checkpoint(
 def check_checkpoint(checkpoint: Path) -> dict:  # its state
     "The state of a checkpoint whose every byte is as written; else a ValueError."
     state = read_state(checkpoint)
-    try:
-        for name, expected in state["sha256"].items():
-            if sum_of(checkpoint / name) != expected:
-                raise ValueError(f"{name} is not what was written")
-        return state
-    except (OSError, ValueError, AttributeError) as problem:
-        said = f"The checkpoint {checkpoint} is damaged: {_why(problem)}."
-        raise ValueError(said) from None
+    for name in state["sha256"]: _check_file(checkpoint, state, name)
+    return state
 
 
 def _first_whole(checkpoints, instead, none):

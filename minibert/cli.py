@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 # %% auto #0
@@ -101,9 +102,9 @@ def run_evaluate(options: Evaluate) -> None:
                                  "set: give it with --dataset.")
         try: run = open_run(options.run)
         except FileNotFoundError as problem:
+            if Path(options.run, "run.yaml").is_file(): raise  # a run that isn't whole
             raise FileNotFoundError(f"{problem} Another checkpoint is measured on a "
                                     "text that --dataset names.") from None
-        check_resumed(replace(run.options, out=None), run.folder)
     model = load_pretrained(options.run)
     if options.dataset is not None:
         run = with_text(options.run, model, options.dataset, options.name,
@@ -157,6 +158,9 @@ def run_generate(options: Generate) -> None:
         raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't write "
                          "texts: give a run of --model gpt or t5, or use minibert "
                          f"{'fill-mask' if kind else 'classify'}.")
+    if kind == "gpt" and "[MASK]" in options.text:
+        raise ValueError("A GPT goes on with a text, and has learned no [MASK]: leave it out, or ask "
+                         "a BERT with fill-mask or a T5.")
     write, tokenizer, texts = resolve(KINDS[kind].write), open_tokenizer(options.run), []
     if options.text.strip(): warn_unknown("the text", tokenizer, tokenizer.ids(options.text))
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
@@ -295,7 +299,8 @@ def signals_stop() -> Iterator[None]:
         return
     def stop(number, frame): raise KeyboardInterrupt
     _, *others = stop_signals()  # Python sees to Ctrl-C
-    before = {number: signal.signal(number, stop) for number in others}
+    before = {number: signal.signal(number, stop) for number in others
+              if signal.getsignal(number) == signal.SIG_DFL}  # else the door has seen to it
     try: yield
     finally:
         for number, handler in before.items():

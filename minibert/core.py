@@ -30,10 +30,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
-           'check_fields', 'naming', 'write_whole', 'check_name', 'check_free', 'made_whole', 'read_text', 'named_once',
-           'read_json', 'lacks_memory', 'in_words', 'plain', 'typed', 'in_a_line', 'list_checkpoints', 'way_on',
-           'going_on', 'stop_signals', 'deaf_children', 'seeded', 'bfloat16_ratio', 'fast_bfloat16', 'choose_precision',
-           'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
+           'check_fields', 'naming', 'write_whole', 'check_name', 'check_free', 'made_whole', 'check_regular',
+           'read_text', 'named_once', 'read_json', 'lacks_memory', 'in_words', 'plain', 'typed', 'in_a_line',
+           'list_checkpoints', 'way_on', 'going_on', 'stop_signals', 'deaf_children', 'seeded', 'bfloat16_ratio',
+           'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -217,10 +217,15 @@ def made_whole(out: str | Path) -> Iterator[Path]:  # the folder to write into
 _LARGEST = 1 << 26  # bytes of a small file: none of ours comes near
 
 
+def check_regular(path: str | Path) -> None:
+    "Refuse a pipe or a device, which may never end: ValueError."
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ValueError(f"{path} is a pipe or a device, and a file is expected there.")
+
+
 def read_text(path: str | Path, stream: bool = False) -> str:  # a stream may be a pipe, too
     "A small text file; ValueError naming it where it's no UTF-8, or has no end."
-    if not stream and os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise ValueError(f"{path} is a pipe or a device, and a file is expected there.")
+    if not stream: check_regular(path)
     with naming(path), open(path, "rb") as file: data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"{path} is larger than {_LARGEST >> 20} MiB, and a small file is "
@@ -253,7 +258,9 @@ def read_json(
     text = read_text(path, stream=once).removeprefix("\ufeff")  # some editors begin a file with it
     unique = partial(named_once, path=path) if once else None
     try: values = json.loads(text, object_pairs_hook=unique)
-    except (json.JSONDecodeError, RecursionError): values = None
+    except (ValueError, RecursionError) as problem:  # no JSON, or a number of 5,000 digits
+        if str(path) in str(problem): raise  # a sentence of ours
+        values = None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no whole JSON object, so it's damaged or another "
                          "file: copy or download it again.")

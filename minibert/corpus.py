@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from .core import deaf_children, follow_parent, naming, read_text, write_whole
+from .core import (
+    check_regular, deaf_children, follow_parent, naming, read_text, write_whole)
 from .documents import split_reading
 
 # %% auto #0
@@ -169,7 +170,8 @@ def _build_whole(documents, tokenizer, folder):
 # %% ../nbs/appendix/corpus.ipynb #01a61bce
 def _map(path, expected, check):
     "Memory-map an array, and compare it with what corpus.json says of it."
-    values = np.load(path, mmap_mode="r", allow_pickle=False)
+    check_regular(path)
+    values = np.lib.format.open_memmap(path, mode="r")
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(f"{path.name} holds no row of whole numbers")
     crc, rising = 0, path.stem != "ids"  # places, each behind the last
@@ -212,8 +214,9 @@ def _read(folder, check):
     except OSError as error: raise _not_read(folder, error) from None
     except (json.JSONDecodeError, RecursionError): problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
-    except (EOFError, ValueError, TypeError) as error:
-        problem = "a file in it is no array of numbers" if "pickle" in str(error) else error
+    except (EOFError, ValueError, TypeError, OverflowError) as error:
+        strange = "magic string" in str(error) or "pickle" in str(error)
+        problem = "a file in it is no array of numbers" if strange else error
     raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy it again, "
                      "or delete the folder and build a corpus there.")
 

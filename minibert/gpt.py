@@ -268,4 +268,5 @@ def continue_texts(
     steps = generate(model, ids.to(device), tokens, real=real.to(device),
                      stop=tokenizer.sep_id, **how)
     rows = torch.stack(list(steps), 1).tolist()
-    return [tokenizer.decode(row) for row in rows]
+    known = tokenizer.vocab_size  # a table may be padded
+    return [tokenizer.decode([i for i in row if i < known]) for row in rows]

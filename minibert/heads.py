@@ -127,7 +127,8 @@ def fill_mask(
         hidden = model.bert(**batch).last_hidden_state[masked]
         logits = model.mlm_head(hidden, model.word_embeddings)
         probs = finite_answer(model, logits.double().softmax(-1))
-    top = probs.topk(min(k, probs.shape[-1]))
+    known = probs[:, :tokenizer.vocab_size]  # a table may be padded
+    top = known.topk(min(k, known.shape[-1]))
     pairs = iter([[(tokenizer.pieces[i], p) for i, p in zip(*row)]
                   for row in zip(top.indices.tolist(), top.values.tolist())])
     filled = [[next(pairs) for _ in range(n)] for n in masked.sum(1).tolist()]

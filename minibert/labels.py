@@ -105,7 +105,8 @@ def number_labels(
     names = tuple(names or _names_in(words, what))
     if unknown := set(words) - set(names):
         raise ValueError(f"{what} has the label {min(unknown)!r}, and the classifier "
-                         f"knows {', '.join(names)}: give a set with those labels.")
+                         f"knows {', '.join(names)}: give a set with those labels, or name "
+                         "its own with --label-names.")
     place = {name: k for k, name in enumerate(names)}
     return np.array([place[word] for word in words]), names
 

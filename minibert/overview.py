@@ -107,7 +107,7 @@ def describe(folder: Path) -> dict:
             raise ValueError(f"There is neither run.yaml nor options.json in {folder}: "
                              "it is no run, or what is left of one.")
         kept = [folder / n for n in ("metrics.jsonl", name) if (folder / n).exists()]
-        when = datetime.fromtimestamp(kept[0].stat().st_mtime)
+        when = datetime.fromtimestamp(min(kept[0].stat().st_mtime, 2e11))  # till the year 8307
         told = own[name](folder)
         numbers = dict.fromkeys(("value", "baseline", "seconds"), float | None)
         check_values(told, numbers | dict.fromkeys(("step", "steps"), int | None),

@@ -272,10 +272,11 @@ def texts(model: nn.Module, run: Run) -> str:
 # %% ../nbs/appendix/report.ipynb #7f064b27
 def fillings(model: nn.Module, run: Run) -> str:
     "What the model writes into the gaps of four held-out texts, as text."
+    from minibert.gaps import gap_ids
     from minibert.spans import span_mask, spans, spell
     from minibert.t5 import generate_from
     tokenizer, lines = run.tokenizer, ["", "What it writes into the gaps:"]
-    top, end = model.config.vocab_size - 1, tokenizer.sep_id
+    top, end = gap_ids(tokenizer)[0], tokenizer.sep_id
     for k in range(min(4, run.val.n_documents)):
         ids = [int(i) for part in run.val.document(k) for i in part][:run.options.length // 2]
         if len(ids) < 2: continue
@@ -283,7 +284,7 @@ def fillings(model: nn.Module, run: Run) -> str:
         inputs, targets = spans(torch.tensor(ids), mask, top, end)
         inputs = torch.cat([inputs.new_tensor([tokenizer.cls_id]), inputs])
         told = generate_from(model, inputs[None], 2 * len(targets), temperature=0)
-        said = [token.item() for token in told]
+        said = [token.item() for token in told if token <= top]  # a table may be padded
         texts = [spell([i for i in part if i not in (end, tokenizer.cls_id)], tokenizer)
                  for part in (inputs.tolist(), said, targets.tolist())]
         for mark, text in zip(("  ", "    it writes: ", "    in truth:  "), texts):

@@ -133,11 +133,12 @@ class Run:
 def open_run(folder: str | Path, check: bool = True) -> Run:
     "Open what minibert pretrain made; FileNotFoundError if it is no run."
     folder = Path(folder)
-    if not (folder / "run.yaml").exists():
+    if not (folder / "run.yaml").is_file():
         what = "is a classifier" if is_classifier(folder) else "is not the folder of a run"
         raise FileNotFoundError(f"{folder} {what}: give one that minibert pretrain made.")
     path = folder / "run.yaml"
     options = PretrainOptions(**read_options(path, PretrainOptions, whole=True))
+    check_resumed(replace(options, out=None), folder)  # somebody may have changed the file
     kind, _, config = read_kind(folder)
     if kind not in KINDS[options.model].architectures:
         raise ValueError(f"In {path}, model is {options.model}, and config.json beside it "

@@ -5,11 +5,12 @@
 # %% ../nbs/appendix/sums.ipynb #44dab047
 from __future__ import annotations
 
+import os
 import re
 from hashlib import sha256
 from pathlib import Path
 
-from .core import write_whole
+from .core import check_regular, write_whole
 
 # %% auto #0
 __all__ = ['SUMS', 'sum_of', 'read_sums', 'keep_sums', 'drop_sums', 'check_sum']
@@ -18,6 +19,7 @@ __all__ = ['SUMS', 'sum_of', 'read_sums', 'keep_sums', 'drop_sums', 'check_sum']
 def sum_of(path: str | Path) -> str:  # 64 hexadecimal digits
     "The SHA-256 of a file."
     total = sha256()
+    check_regular(path)
     with open(path, "rb") as file:
         while block := file.read(1 << 20): total.update(block)
     return total.hexdigest()
@@ -30,10 +32,12 @@ _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *]((?:\w+/)?[^/\n]+)")
 def read_sums(folder: str | Path) -> dict[str, str]:  # a file's name -> its sum
     "What a folder's record says; {} where there is none."
     path = Path(folder) / SUMS
-    if not path.is_file(): return {}
-    lines = path.read_text(encoding="utf8", errors="replace").split("\n")
-    found = (_LINE.fullmatch(line) for line in lines)
-    return {match[2]: match[1].lower() for match in found if match}
+    if not os.path.lexists(path): return {}
+    if not path.is_file(): raise ValueError(f"{path} is no file: copy the folder again.")
+    text = path.read_text(encoding="utf8", errors="replace")
+    found = [match for line in text.split("\n") if (match := _LINE.fullmatch(line))]
+    if text and not found: raise ValueError(f"{path} holds no sums: copy the folder again.")
+    return {match[2]: match[1].lower() for match in found}
 
 # %% ../nbs/appendix/sums.ipynb #44b34d29
 def _write(folder: str | Path, sums: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import errno
 import glob
+import json
 import logging
 import os
 import re
@@ -22,6 +23,8 @@ from pkgutil import iter_modules
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import yaml
+
 from .sums import sum_of
 
 # %% auto #0
@@ -32,7 +35,7 @@ _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl":
             ".csv": "csv", ".tsv": "csv"}
 TABLES = tuple(_READERS)
 _ABOUT = re.compile("readme|license|licence|notice|citation|vocab", re.IGNORECASE)
-_NO_ROWS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+_NO_ROWS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 _MOST = 1_000_000  # files below a folder: a whole disk has more
 
 
@@ -68,8 +71,11 @@ def _sort_files(path):
         raise ValueError(f"The folder {path} holds {named}{more}: take that out, since "
                          "nothing in a folder is left unread in silence.")
     texts = [file for file in files if file.suffix.lower() == ".txt"]
-    tables = [file for file in files if file.suffix.lower() in TABLES
-              and file.name not in _NO_ROWS]
+    arrows = {file.parent for file in files if file.suffix.lower() == ".arrow"}
+    saved = {file.parent for file in files if file.name == "state.json"} & arrows  # by the library
+    own = re.compile(r"state\.json|cache-\w+\.arrow")
+    tables = [file for file in files if file.suffix.lower() in TABLES and file.name not in _NO_ROWS
+              and not (own.fullmatch(file.name) and file.parent in saved)]
     if tables: texts = [file for file in texts if not _ABOUT.fullmatch(file.stem)]
     kinds = {"text" if file in texts else _READERS[file.suffix.lower()]: file
              for file in [*texts[:1], *tables]}
@@ -83,17 +89,22 @@ def _sort_files(path):
     return texts, tables
 
 
-def _described(path):
-    "Does a folder's README.md say what its files are, as on the hub?"
+def _description(path):
+    "What a folder's README.md says of its files, as on the hub; {} where it says nothing."
     about = path / "README.md"
-    if about.name not in os.listdir(path) or not about.is_file(): return False
+    if about.name not in os.listdir(path) or not about.is_file(): return {}
     text = about.read_text(encoding="utf-8", errors="replace")
     head = re.match(r"(\ufeff?---[ \t]*)\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
-    if not head or not re.search("^(configs|dataset_info):", head[2], re.MULTILINE): return False
+    try: told = yaml.safe_load(head[2]) if head else None
+    except (yaml.YAMLError, ValueError, RecursionError): told = dict(configs=None)  # the library says why
+    if not isinstance(told, dict) or not told.keys() & {"configs", "dataset_info"}: return {}
     if head[1] != "---":  # the library would read nothing of it
         raise ValueError(f"{about} describes the data, and its first line is not --- alone: take "
                          "out the byte order mark, or the spaces, that editors put there.")
-    return True
+    return told
+
+
+def _described(path): return bool(_description(path))
 
 
 def text_files(
@@ -177,6 +188,10 @@ def _checked(row: list[str], path: Path, line: int, names: list[str], mark: str)
     if [cell.removeprefix("\ufeff") for cell in row] == names:  # Excel's mark comes with it
         raise ValueError(f"Line {line} of {path} repeats the first one, the names of the columns: "
                          "take it out.")
+    if len(row) == len(names) + 1 and line == 2 and row[0] in ("0", "1"):
+        raise ValueError(f"The first line of {path} names {len(names)} columns, and the rows have "
+                         "one more, which numbers them: write it without these numbers "
+                         "(row.names = FALSE in R), or name their column.")
     if len(row) != len(names):
         raise ValueError(f"Line {line} of {path} has {len(row)} fields, and the "
                          f"first line names {len(names)} columns: put a text that "
@@ -295,7 +310,8 @@ def _described_rows(path, builder):
     if not isinstance(config.sep, str) or len(config.sep) != 1:
         raise ValueError(f"{path / 'README.md'} separates columns by {config.sep!r}: give one "
                          "character.")
-    mark = config.sep if config.sep != "," else None
+    said = re.search(r"\b(sep|delimiter)\b", str(_description(path).get("configs")))
+    mark = config.sep if said else None  # None: by the ending
     return {split: CsvRows(own, mark, builder.info.features) for split, own in files.items()}
 
 
@@ -325,7 +341,8 @@ def _check_schemas(files):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"The table {file} names the column {twice[0]!r} twice: give each "
                              "column a name of its own.")
-        told[file] = (schema.metadata or {}).get(b"huggingface")
+        about = json.loads((schema.metadata or {}).get(b"huggingface") or "{}")
+        told[file] = json.dumps((about.get("info") or {}).get("features"), sort_keys=True)
     if len({*told.values()}) > 1:
         one, other = (next(file for file in told if told[file] == about)
                       for about in list(dict.fromkeys(told.values()))[:2])

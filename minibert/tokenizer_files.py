@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .core import Positive, check_values, read_json, read_text, write_whole
-from .sums import check_sum, drop_sums
+from .sums import check_sum, drop_sums, read_sums
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
@@ -207,6 +207,8 @@ def read_tokenizer(
 ) -> dict[str, Any]:  # the arguments of a WordPieceTokenizer
     "What a tokenizer's files say; ValueError where it is not BERT's."
     files = _find_files(name_or_folder, hub)
+    if gone := {*_READ} & read_sums(name_or_folder).keys() - files.keys():
+        raise FileNotFoundError(f"{name_or_folder} has lost {', '.join(sorted(gone))}: copy it again.")
     read = {name: read_json(files[name], _KINDS) for name in _READ[1:] if name in files}
     for name, content in read.items(): _check_added(name, content)
     rules, config = (read.get(name, {}) for name in _FILES[1:])
@@ -218,7 +220,11 @@ def read_tokenizer(
     _check_rules(rules, config)
     said = {ours: config.get(theirs, clean.get(inner))
             for ours, (theirs, inner) in _OPTIONS.items()}
-    if (said["max_length"] or 0) > 1 << 20: said["max_length"] = None  # "no limit"
+    if (most := said["max_length"]) is not None:
+        if most < 5:
+            raise ValueError(f"In {files['tokenizer_config.json']}, model_max_length is {most:g}: give a "
+                             "whole number of 5 or more.")
+        said["max_length"] = int(most) if most <= 1 << 20 else None  # "no limit"
     vocab = model.get("vocab") or read_vocab(files.get("vocab.txt", "vocab.txt"))
     for path in files.values(): check_sum(path)
     if vocab is model.get("vocab"): check_twice(files, vocab)

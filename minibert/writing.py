@@ -28,7 +28,7 @@ def continued(
     written, device = ids[0].tolist(), model.words.weight.device
     for token in generate(model, ids.to(device), tokens, real=real.to(device), stop=end,
                           **how):
-        written.append(token.item())
+        if token < tokenizer.vocab_size: written.append(token.item())  # a table may be padded
         yield tokenizer.decode(written)
 
 # %% ../nbs/appendix/writing.ipynb #c18061b8

@@ -1,13 +1,17 @@
-"""What the seventh round of tries had left, and what the eighth has found: advice that can be followed, and nothing wrong in silence."""
+"""What the seventh round of tries had left, and what the eighth and the ninth have found: advice that can be followed, and nothing wrong in silence."""
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from pathlib import Path
 
 import pytest
 
-from command import call, leaves_nothing, quick, refused
+from command import call, leaves_nothing, quick, refused, start
 
 
 def write_rows(path, count=40):
@@ -327,3 +331,198 @@ def test_runs_stand_by_number_and_by_name(run, tmp_path):
     for name in ("10", "9", "zoo", "bird", "ant"): shutil.copytree(run, tmp_path / "runs" / name)
     from minibert.overview import list_runs
     assert [Path(found["run"]).name for found in list_runs(tmp_path / "runs")] == ["9", "10", "ant", "bird", "zoo"]
+
+
+LONG = "1" + "0" * 5000  # more digits than Python reads
+
+
+def test_a_number_of_too_many_digits_is_named_with_its_file(tmp_path):
+    from minibert.core import read_json
+    (tmp_path / "a.json").write_text(f'{{"a": {LONG}}}')
+    for once in (False, True):
+        with pytest.raises(ValueError, match="a.json is no whole JSON object"): read_json(tmp_path / "a.json", once=once)
+
+
+def test_an_array_that_is_none_is_named(tmp_path):
+    import numpy as np
+    from minibert.corpus import Corpus
+    from minibert.tokenizer import WordPieceTokenizer
+    texts = [["the cat sat"], ["the dog ran"]]
+    tokenizer = WordPieceTokenizer.train([line for text in texts for line in text], vocab_size=100)
+    Corpus.build(texts, tokenizer, tmp_path / "c")
+    path = tmp_path / "c/ids.npy"
+    whole = path.read_bytes()
+    np.savez(tmp_path / "other.npz", ids=np.arange(3))
+    for data in ((tmp_path / "other.npz").read_bytes(), b"PK\x03\x04 cut", whole.replace(b"'shape': (", b"'shape': (" + LONG[:30].encode() + b",", 1)):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="The corpus in .* is damaged"): Corpus.open(tmp_path / "c", tokenizer)
+    if hasattr(os, "mkfifo"):
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(ValueError, match="ids.npy is a pipe or a device"): Corpus.open(tmp_path / "c", tokenizer)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs devices")
+def test_a_device_has_no_sum(tmp_path):
+    from minibert.sums import sum_of
+    (tmp_path / "a").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="is a pipe or a device"): sum_of(tmp_path / "a")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    "A run whose last checkpoint is not the only one, and whose model was not saved."
+    home = tmp_path_factory.mktemp("stopped")
+    call("pretrain", *quick("--steps", 6, "--checkpoint-steps", 2, "--out", "r"), cwd=home)
+    for name in ("model.safetensors", "summary.json"): (home / "r" / name).unlink()
+    return home / "r"
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_newest_checkpoint_without_its_config_is_passed_over(stopped, tmp_path, cut):
+    shutil.copytree(stopped, tmp_path / "r")
+    newest = max((tmp_path / "r/checkpoints").iterdir()) / "config.json"
+    newest.write_text("{cut") if cut else newest.unlink()
+    with pytest.warns(UserWarning, match="The one before it is used"): call("pretrain", "--resume", "r", cwd=tmp_path)
+    assert (tmp_path / "r/summary.json").is_file()
+
+
+@pytest.mark.parametrize("key", ['"configs"', "configs ", "'configs'"])
+def test_a_description_is_read_as_yaml(tmp_path, key):
+    from minibert.tables import load_table
+    (tmp_path / "d").mkdir()
+    for name in ("aa", "bb"): (tmp_path / f"d/{name}.csv").write_text(f"text,label\n{name},1\n")
+    (tmp_path / "d/README.md").write_text(f"---\n{key}:\n- config_name: default\n  data_files:\n  - split: train\n    path: aa.csv\n  - split: validation\n    path: bb.csv\n---\n")
+    assert {split: list(rows) for split, rows in load_table(tmp_path / "d").items()} == {
+        "train": [dict(text="aa", label="1")], "validation": [dict(text="bb", label="1")]}
+
+
+def test_the_mark_of_a_description_is_heard(tmp_path):
+    from minibert.tables import load_table
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/a.tsv").write_text("text,label\na\tb,1\n")
+    (tmp_path / "d/README.md").write_text("---\nconfigs:\n- config_name: default\n  sep: ','\n  data_files: a.tsv\n---\n")
+    assert list(load_table(tmp_path / "d")["train"]) == [dict(text="a\tb", label="1")]
+
+
+def test_a_table_called_state_is_a_table(tmp_path):
+    from minibert.labels import read_examples
+    for name in ("state", "city"): (tmp_path / f"{name}.json").write_text("".join(json.dumps(dict(text=f"{name} {k}", label=k % 2)) + "\n" for k in range(4)))
+    assert len(read_examples(tmp_path)) == 8
+    import datasets
+    rows = dict(text=["one", "two"] * 4, label=[0, 1] * 4)
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
+    kept = datasets.load_from_disk(tmp_path / "saved").map(lambda row: dict(more=1))
+    assert list((tmp_path / "saved").glob("cache-*.arrow")) and len(kept) == 8
+    assert len(read_examples(tmp_path / "saved")) == 8
+
+
+@pytest.mark.parametrize("value,said", [(20.0, None), (0.5, "model_max_length is 0.5: give a whole number of 5 or more"), (2, "model_max_length is 2")])
+def test_the_longest_text_is_a_whole_number(run, tmp_path, value, said):
+    from minibert.tokenizer import WordPieceTokenizer
+    edited(run, tmp_path / "a", lambda state, config: None)
+    path = tmp_path / "a/tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(model_max_length=value)))
+    if said is None: assert repr(WordPieceTokenizer.from_pretrained(tmp_path / "a").max_length) == "20"
+    else: assert said in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
+
+
+def test_a_run_from_a_far_future_is_listed(run, tmp_path, monkeypatch):
+    from types import SimpleNamespace
+    shutil.copytree(run, tmp_path / "runs/1")
+    there = Path.stat
+    monkeypatch.setattr(Path, "stat", lambda self, **how: SimpleNamespace(st_mtime=5e11, st_mode=there(self, **how).st_mode))
+    from minibert.overview import describe
+    assert describe(tmp_path / "runs/1")["state"] == "finished"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
+def test_an_import_is_not_interrupted(tmp_path):
+    (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(0.1)\nwhole = True\n")
+    (tmp_path / "main.py").write_text("import signal, sys\nfrom minibert.entry import stop\nfor number in (signal.SIGINT, signal.SIGALRM): signal.signal(number, stop)\n"
+                                      "try:\n    import slow, time\n    time.sleep(5)\nexcept KeyboardInterrupt: print(sys.modules['slow'].whole)\n")
+    told = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=os.environ | dict(PYTHONPATH=str(Path(__file__).parents[1])))
+    assert told.stdout == "True\n", told.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_a_stop_at_any_moment_ends_with_130(tmp_path):
+    for k in range(24):
+        with start("pretrain", *quick("--steps", 2000, "--out", f"r{k}"), cwd=tmp_path) as process:
+            time.sleep(0.2 + 0.09 * k)
+            process.send_signal(signal.SIGINT if k % 2 else signal.SIGTERM)
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 130, (k, err)
+
+
+def padded(run, folder, table, more):
+    def widen(state, config):
+        import torch
+        for name in table: state[name] = torch.cat([state[name], state[name].new_full((64, *state[name].shape[1:]), 3.0 if name == table[-1] and state[name].ndim == 1 else 0.1)])
+        config.update(more(config["vocab_size"] + 64))
+    edited(run, folder, widen)
+
+
+def test_ids_without_a_piece_are_never_said(run, gpts, tmp_path):
+    from safetensors import safe_open
+    def tables(folder, count):
+        with safe_open(folder / "model.safetensors", "pt") as file: return [name for name in file.keys() if file.get_slice(name).get_shape()[:1] == [count]]
+    for folder, name in ((run, "bert"), (gpts / "a", "gpt")):
+        count = json.loads((folder / "config.json").read_text())["vocab_size"]
+        padded(folder, tmp_path / name, tables(folder, count), lambda size: dict(vocab_size=size))
+    found = json.loads(call("fill-mask", "bert", "the [MASK] sat", "--k", 3, "--json", cwd=tmp_path)[0])
+    assert len(found["masks"][0]) == 3
+    call("generate", "gpt", "The cat", "--tokens", 20, "--temperature", 5, cwd=tmp_path)
+
+
+def test_an_edited_run_is_not_compared(gpts, tmp_path):
+    for name in "ab": shutil.copytree(gpts / name, tmp_path / name)
+    path = tmp_path / "a/run.yaml"
+    path.write_text(path.read_text().replace("length: 8", "length: 4"))
+    for words in (("compare", "a", "b"), ("evaluate", "a", "--dataset", gpts / "text.txt")):
+        assert "--length was 8 and is 4" in refused(*words, cwd=tmp_path)
+
+
+def test_a_gpt_is_not_asked_for_a_mask(gpts):
+    assert "has learned no [MASK]" in refused("generate", "a", "the [MASK] was red", cwd=gpts)
+
+
+def test_what_is_said_of_half_a_run_and_of_tables_from_elsewhere(run, tmp_path):
+    (tmp_path / "half").mkdir()
+    for name in ("model.safetensors", "config.json", "SHA256SUMS", "run.yaml"): shutil.copy(run / name, tmp_path / "half")
+    assert "--dataset" not in refused("evaluate", "half", cwd=tmp_path)
+    (tmp_path / "r.csv").write_text('"text","label"\n' + "".join(f'"{k}","a film {k}","{k % 2}"\n' for k in range(1, 41)))
+    assert "row.names = FALSE in R" in refused("finetune", run, "--dataset", "r.csv", cwd=tmp_path)
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"film {k},{'yes' if k % 2 else 'no'}\n" for k in range(40)))
+    assert "or name its own with --label-names" in refused("finetune", run, "--dataset", "t.csv", "--label-names", "a", "b", "c", cwd=tmp_path)
+
+
+def test_a_record_of_sums_that_cannot_be_read_is_no_empty_one(run, tmp_path):
+    shutil.copytree(run, tmp_path / "a")
+    path = tmp_path / "a/SHA256SUMS"
+    path.write_bytes(path.read_text().encode("utf-16"))
+    assert "SHA256SUMS holds no sums" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert "SHA256SUMS is no file" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
+
+
+def test_a_lost_file_of_the_tokenizer_is_named(run, tmp_path):
+    shutil.copytree(run, tmp_path / "a")
+    for name in ("tokenizer.json", "tokenizer_config.json"): (tmp_path / "a" / name).unlink()
+    assert "a has lost tokenizer.json, tokenizer_config.json: copy it again" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
+
+
+def test_a_vocabulary_with_capitals_has_no_bound():
+    from types import SimpleNamespace
+    from minibert.baselines import words_whole
+    from minibert.corpus import Corpus
+    from minibert.stories import stories
+    from minibert.tokenizer import WordPieceTokenizer
+    told = stories(20)
+    texts = [list(story.sentences) for story in told]
+    lines = [line for text in texts for line in text]
+    tokenizer = WordPieceTokenizer.train([*lines, *map(str.lower, lines)], vocab_size=2000, lowercase=False)
+    sampler = SimpleNamespace(corpus=Corpus.build(texts, tokenizer), tokenizer=tokenizer)
+    assert words_whole(sampler, told) is False

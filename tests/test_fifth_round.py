@@ -527,7 +527,7 @@ def test_another_runs_options_are_noticed(home):
     (home / "base/SHA256SUMS").unlink()
     shutil.copy(home / "gpt/run.yaml", home / "base/run.yaml")
     for words in (("fill-mask", "base", "a [MASK]"), ("inspect", "base", "a", "--out", "p"), ("finetune", "base", "--dataset", "who.csv", "--frozen", "--pooling", "cls")):
-        assert "is of a gpt: copy both again" in refused(*words, cwd=home)
+        assert "--model was bert and is gpt" in refused(*words, cwd=home)
 
 
 def test_an_array_of_zeros_is_not_to_be_unpickled(home):
