@@ -72,6 +72,8 @@ def began(run: str | Path) -> dict:  # {} for a checkpoint that is no run
     "The options that a run was begun with; `objectives` are also those of its start."
     from minibert.recipe import PretrainOptions, check_resumed, read_options
     path = Path(run) / "run.yaml"
+    if not path.is_file() and path.with_name(".run.yaml").is_file():
+        raise FileNotFoundError(f"{path} is gone: copy the folder again.")
     options = read_options(path, PretrainOptions) if path.is_file() else {}
     if options: check_resumed(PretrainOptions(**options | dict(out=None)), run)  # was it changed?
     before = Path(run) / _KEPT

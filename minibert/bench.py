@@ -256,10 +256,10 @@ def _stop() -> None:
 def _answer(name: str, future: Future):
     "What a peer's worker returns; RuntimeError with a sentence if it fails or dies."
     try: return future.result()
-    except BrokenProcessPool: why = "its process ended"
+    except BrokenProcessPool: why = "its process ended, perhaps for want of memory"
     except Exception as problem: why = f"{type(problem).__name__}: {problem}".rstrip(".")
-    raise RuntimeError(f"The peer {name!r} stopped: {why}. Leave it out, or run it "
-                       "alone to see more.")
+    raise RuntimeError(f"The peer {name!r} stopped: {why}. Time a smaller model or batch, or free "
+                       "memory.")
 
 
 def _context():

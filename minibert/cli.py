@@ -26,7 +26,7 @@ __all__ = ['FUNCTIONS', 'EXPECTED', 'print_found', 'ask_more', 'run_pretrain', '
 
 # %% ../nbs/appendix/cli.ipynb #d2060ec5
 from . import __version__
-from .core import in_a_line, in_words, plain, stop_signals, typed
+from .core import in_a_line, in_words, plain, stop_signals, told_bfloat16, typed
 from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
     Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
@@ -356,6 +356,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
             options = parse(words)
+            told_bfloat16()  # another word is refused before there is work
             with shown(not options.quiet), redirect_stdout(Plain(sys.stdout)):
                 code = FUNCTIONS[type(options)](options) or 0
             if sys.stdout: sys.stdout.flush()
@@ -366,6 +367,9 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     except BrokenPipeError: return silenced(130)  # whoever read us has gone
     except Exception as problem:
         if os.environ.get("MINIBERT_DEBUG", "0") not in ("", "0"): traceback.print_exc()
+        if getattr(signal.getsignal(signal.SIGINT), "heard", ()):  # a library made an error of it
+            tell_stderr("\nStopped.")
+            return 130
         try: tell_stderr(f"minibert: {in_a_line(_sentence(problem))}")
         except MemoryError: os.write(2, b"minibert: There isn't enough memory, even to say for what.\n")
         return silenced(2) if getattr(problem, "errno", None) else 2

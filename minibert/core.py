@@ -33,7 +33,8 @@ __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate'
            'check_fields', 'naming', 'write_whole', 'check_name', 'check_free', 'made_whole', 'check_regular',
            'read_text', 'named_once', 'read_json', 'lacks_memory', 'in_words', 'plain', 'typed', 'in_a_line',
            'list_checkpoints', 'way_on', 'going_on', 'stop_signals', 'deaf_children', 'seeded', 'bfloat16_ratio',
-           'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory', 'follow_parent']
+           'told_bfloat16', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory',
+           'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -432,14 +433,18 @@ def bfloat16_ratio(size: int = 256) -> float:
     return min(times[0], times[2]) / times[1]
 
 # %% ../nbs/appendix/core.ipynb #f0c47aaa
+def told_bfloat16() -> str:  # 0, 1 or nothing
+    "What MINIBERT_BFLOAT16 says; ValueError for another word."
+    told = os.environ.get("MINIBERT_BFLOAT16", "")
+    if told in ("", "0", "1"): return told
+    raise ValueError(f"MINIBERT_BFLOAT16 is {told!r}: set it to 0 or 1, or unset it.")
+
+
 def fast_bfloat16(device: Any = "cpu") -> bool:
     "Are large products faster in bfloat16 here? MINIBERT_BFLOAT16=0 or 1 answers instead."
     import torch
 
-    told = os.environ.get("MINIBERT_BFLOAT16", "")
-    if told not in ("", "0", "1"):
-        raise ValueError(f"MINIBERT_BFLOAT16 is {told!r}: set it to 0 or 1, or unset it.")
-    if told: return told == "1"
+    if told := told_bfloat16(): return told == "1"
     kind = torch.device(device).type
     if kind == "cuda": return torch.cuda.is_bf16_supported(including_emulation=False)
     if kind != "cpu" or _has_instructions() is False: return False

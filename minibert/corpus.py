@@ -171,7 +171,9 @@ def _build_whole(documents, tokenizer, folder):
 def _map(path, expected, check):
     "Memory-map an array, and compare it with what corpus.json says of it."
     check_regular(path)
-    values = np.lib.format.open_memmap(path, mode="r")
+    try: values = np.lib.format.open_memmap(path, mode="r")
+    except OSError: raise
+    except Exception: raise ValueError(f"{path.name} is no array of numbers") from None
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(f"{path.name} holds no row of whole numbers")
     crc, rising = 0, path.stem != "ids"  # places, each behind the last
@@ -214,9 +216,8 @@ def _read(folder, check):
     except OSError as error: raise _not_read(folder, error) from None
     except (json.JSONDecodeError, RecursionError): problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
-    except (EOFError, ValueError, TypeError, OverflowError) as error:
-        strange = "magic string" in str(error) or "pickle" in str(error)
-        problem = "a file in it is no array of numbers" if strange else error
+    except (ValueError, TypeError) as error:
+        problem = error
     raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy it again, "
                      "or delete the folder and build a corpus there.")
 

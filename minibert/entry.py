@@ -25,6 +25,7 @@ def answer() -> int:  # the exit code
     open_streams()
     for name in [name for name in os.environ if name.startswith("TQDM_")]:
         del os.environ[name]  # a word there that tqdm can't read ends every command
+    os.environ["MPLBACKEND"] = "agg"  # pictures are written, never shown
     try: os.getcwd()
     except FileNotFoundError:
         print("minibert: The folder that you are in is gone: go to another by cd.",
@@ -39,18 +40,21 @@ def answer() -> int:  # the exit code
 
 
 _ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
-_heard = []
 
 
 def stop(number: int, frame: object) -> None:
-    "Raise KeyboardInterrupt; in the midst of an import when it has ended, or the third time."
-    if number != _ALARM: _heard.append(number)
-    while frame and len(_heard) < 3 and _ALARM:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):  # half a module does harm
+    "Raise KeyboardInterrupt; in the midst of an import or a __del__ when that has ended, or the third time."
+    if number != _ALARM: stop.heard.append(number)
+    while frame and len(stop.heard) < 3 and _ALARM:
+        code = frame.f_code  # half a module does harm, and what a __del__ raises is lost
+        if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__":
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+stop.heard = []  # where others find it: the handler of a signal is known to all
 
 
 def start() -> int:  # the exit code
@@ -62,7 +66,7 @@ def start() -> int:  # the exit code
     for number in asked: signal.signal(number, stop)
     try: code = answer()
     except KeyboardInterrupt: code = 130  # while the first was answered
+    if _ALARM: signal.signal(_ALARM, signal.SIG_IGN)
     if code == 130:
-        if _ALARM: signal.setitimer(signal.ITIMER_REAL, 0)
         for number in asked: signal.signal(number, signal.SIG_IGN)  # until Python has ended
     return code

@@ -48,7 +48,7 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
     "What a folder's config.json describes: its architecture, its family, its sizes."
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} holds no config.json, so it is no checkpoint: give "
-                                "the folder of a run, or of a checkpoint.")
+                                "the folder of a run, or of a model with its tokenizer.")
     values = read_config(folder / "config.json")
     said = architecture or next(iter(values.get("architectures") or ()), None)
     name, family = find_family(values.get("model_type"), said)

@@ -16,7 +16,7 @@ from .t5 import T5ForConditionalGeneration, generate_from
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['gap_ids', 'read_gaps', 'write_answer']
+__all__ = ['gap_ids', 'read_gaps', 'check_gaps', 'write_answer']
 
 # %% ../nbs/appendix/gaps.ipynb #51d3a943
 def gap_ids(
@@ -50,6 +50,14 @@ def read_gaps(
     return [tokenizer.cls_id, *ids, tokenizer.sep_id]
 
 # %% ../nbs/appendix/gaps.ipynb #db24fbff
+def check_gaps(model: T5ForConditionalGeneration, tokenizer: WordPieceTokenizer | FileTokenizer) -> None:
+    "Refuse a T5 whose ids aren't our pieces and the gaps behind them: ValueError."
+    ours, known, gaps = isinstance(tokenizer, WordPieceTokenizer), model.config.vocab_size, gap_ids(tokenizer)
+    if ours and known != gaps[0] + 1:
+        raise ValueError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
+                         f"gaps are {gaps[0] + 1:,}: give the model its own.")
+
+
 def write_answer(
     model: T5ForConditionalGeneration,
     tokenizer: WordPieceTokenizer | FileTokenizer,
@@ -62,15 +70,13 @@ def write_answer(
     if ours and not _GAP.search(text):
         raise ValueError(f"The text {text!r} has no gap: write [MASK] where the model is to "
                          "fill something in.")
-    ids, known = read_gaps(tokenizer, text), model.config.vocab_size
-    if ours and known <= gaps[0]:  # a larger table is padded
-        raise ValueError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
-                         f"gaps are {gaps[0] + 1:,}: give the model its own.")
+    check_gaps(model, tokenizer)
+    ids = read_gaps(tokenizer, text)
     asked, written = {*gaps} & {*ids}, []
     past = {*gaps} - asked if asked else {}  # the gaps behind the last one
     read = torch.tensor([ids], device=model.words.weight.device)
     for token in generate_from(model, read, tokens, **how):
         if token.item() in past: break
-        if not ours or token <= gaps[0]: written.append(token.item())
+        written.append(token.item())
     if asked: written = rebuild(ids, written, gaps, tokenizer.sep_id)
     return tokenizer.decode(written)

@@ -79,6 +79,9 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
                          f"{options.model}: start from a model of the same kind.")
     check_weights(model)
     tokenizer = open_tokenizer(options.start)
+    if options.model == "t5":
+        from minibert.gaps import check_gaps
+        check_gaps(model, tokenizer)
     model.config = with_dropout(model.config, options.dropout)
     save_pretrained(model, None, folder / START)
     if options.model == "bert": keep_learned(folder, learned(model, began(options.start)))

@@ -89,14 +89,27 @@ def _sort_files(path):
     return texts, tables
 
 
+def _size(value, known):
+    "How many values hang on one, each as often as an alias of YAML repeats it."
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if id(value) not in known:
+        known[id(value)] = 1  # a value may hold itself
+        known[id(value)] += sum(_size(part, known) for part in parts)
+    return known[id(value)]
+
+
 def _description(path):
     "What a folder's README.md says of its files, as on the hub; {} where it says nothing."
     about = path / "README.md"
     if about.name not in os.listdir(path) or not about.is_file(): return {}
     text = about.read_text(encoding="utf-8", errors="replace")
     head = re.match(r"(\ufeff?---[ \t]*)\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
-    try: told = yaml.safe_load(head[2]) if head else None
-    except (yaml.YAMLError, ValueError, RecursionError): told = dict(configs=None)  # the library says why
+    try:
+        told = yaml.safe_load(head[2]) if head else None
+        if _size(told, {}) > 1_000_000: raise OverflowError
+    except OverflowError:
+        raise ValueError(f"{about} repeats its aliases (*) over and over: write it without.") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError): told = dict(configs=None)  # the library says why
     if not isinstance(told, dict) or not told.keys() & {"configs", "dataset_info"}: return {}
     if head[1] != "---":  # the library would read nothing of it
         raise ValueError(f"{about} describes the data, and its first line is not --- alone: take "
@@ -188,14 +201,14 @@ def _checked(row: list[str], path: Path, line: int, names: list[str], mark: str)
     if [cell.removeprefix("\ufeff") for cell in row] == names:  # Excel's mark comes with it
         raise ValueError(f"Line {line} of {path} repeats the first one, the names of the columns: "
                          "take it out.")
-    if len(row) == len(names) + 1 and line == 2 and row[0] in ("0", "1"):
-        raise ValueError(f"The first line of {path} names {len(names)} columns, and the rows have "
-                         "one more, which numbers them: write it without these numbers "
-                         "(row.names = FALSE in R), or name their column.")
     if len(row) != len(names):
+        numbered = len(row) == len(names) + 1 and line == 2
         raise ValueError(f"Line {line} of {path} has {len(row)} fields, and the "
                          f"first line names {len(names)} columns: put a text that "
-                         "holds a comma or a tab in double quotes.")
+                         "holds a comma or a tab in double quotes" + (
+                             ", or, where each row begins with its number or name, name that "
+                             "column, too (row.names = FALSE in R leaves it out)." if numbered
+                             else "."))
     if mark == "\t" and any("\t" in cell and re.search(r"[\r\n]", cell) for cell in row):
         raise ValueError(f"A cell of {path} that ends on line {line} holds a tab and a line "
                          "end: a double quote is opened lines before it is closed, so write "
@@ -341,13 +354,23 @@ def _check_schemas(files):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"The table {file} names the column {twice[0]!r} twice: give each "
                              "column a name of its own.")
-        about = json.loads((schema.metadata or {}).get(b"huggingface") or "{}")
-        told[file] = json.dumps((about.get("info") or {}).get("features"), sort_keys=True)
+        try: features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        except Exception: features = None  # none is told, or what the library complains of
+        told[file] = json.dumps(features, sort_keys=True)
     if len({*told.values()}) > 1:
         one, other = (next(file for file in told if told[file] == about)
                       for about in list(dict.fromkeys(told.values()))[:2])
         raise ValueError(f"{one} and {other} describe their columns, or the order of their labels, "
                          "in different ways: write them anew, alike.")
+
+
+def _check_parts(path, files):
+    "Refuse tables whose names say that others belong to them, where those are missing."
+    parts = Counter((file.parent, found[1], int(found[2])) for file in files
+                    if (found := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})", file.stem)))
+    for (_, name, whole), count in parts.items():
+        if count < whole: raise ValueError(f"The folder {path} holds {count} of the {whole} parts of "
+                                           f"{name}: copy the others, or rename these.")
 
 
 _SPLITS = r"(?:^|[\W_\d])(train|training|test|testing|eval|valid|validation|val|dev)(?:[\W_\d]|$)"
@@ -360,6 +383,7 @@ def _split_files(path):
     if texts:
         raise ValueError(f"The folder {path} holds text files (as {texts[0].name}), and a "
                          "table is wanted: give one, or a folder of them.")
+    _check_parts(path, tables)
     rules, base = _library().data_files, glob.escape(str(path.absolute()))
     found = rules.DataFilesDict.from_patterns(rules.get_data_patterns(base), base_path=base)
     splits = {split: [file for file in tables if str(file.absolute()) in files]

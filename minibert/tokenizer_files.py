@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from .core import Positive, check_values, read_json, read_text, write_whole
+from .core import check_values, read_json, read_text, write_whole
 from .sums import check_sum, drop_sums, read_sums
 from .text import LONGEST_WORD, SPECIALS
 
@@ -76,7 +76,7 @@ _KINDS = {  # of what stands in tokenizer.json and tokenizer_config.json
     **dict.fromkeys(("model", "normalizer", "pre_tokenizer"), dict | None),
     **dict.fromkeys(("do_lower_case", "strip_accents", "tokenize_chinese_chars", "lowercase",
                      "clean_up_tokenization_spaces", "handle_chinese_chars"), bool | None),
-    "model_max_length": Positive | None, "tokenizer_class": str | None}
+    "tokenizer_class": str | None}
 
 
 def _tokens(value) -> list[tuple[str, dict]]:
@@ -221,8 +221,8 @@ def read_tokenizer(
     said = {ours: config.get(theirs, clean.get(inner))
             for ours, (theirs, inner) in _OPTIONS.items()}
     if (most := said["max_length"]) is not None:
-        if most < 5:
-            raise ValueError(f"In {files['tokenizer_config.json']}, model_max_length is {most:g}: give a "
+        if type(most) not in (int, float) or not most >= 5:
+            raise ValueError(f"In {files['tokenizer_config.json']}, model_max_length is {most!r}: give a "
                              "whole number of 5 or more.")
         said["max_length"] = int(most) if most <= 1 << 20 else None  # "no limit"
     vocab = model.get("vocab") or read_vocab(files.get("vocab.txt", "vocab.txt"))

@@ -170,7 +170,7 @@ def edited(run, folder, change):
     "A copy of a run with other weights or sizes, and without its sums."
     from safetensors.torch import load_file, save_file
     shutil.copytree(run, folder)
-    for name in ("SHA256SUMS", "run.yaml"): (folder / name).unlink(missing_ok=True)
+    for name in ("SHA256SUMS", "run.yaml", ".run.yaml"): (folder / name).unlink(missing_ok=True)
     state, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     change(state, config)
     save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors", metadata=dict(format="pt"))
@@ -417,13 +417,13 @@ def test_a_table_called_state_is_a_table(tmp_path):
     assert len(read_examples(tmp_path / "saved")) == 8
 
 
-@pytest.mark.parametrize("value,said", [(20.0, None), (0.5, "model_max_length is 0.5: give a whole number of 5 or more"), (2, "model_max_length is 2")])
+@pytest.mark.parametrize("value,said", [(20.0, None), (0.5, "model_max_length is 0.5: give a whole number of 5 or more"), (2, "model_max_length is 2"), (int(1e30), None), ("x", "model_max_length is 'x'")])
 def test_the_longest_text_is_a_whole_number(run, tmp_path, value, said):
     from minibert.tokenizer import WordPieceTokenizer
     edited(run, tmp_path / "a", lambda state, config: None)
     path = tmp_path / "a/tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(model_max_length=value)))
-    if said is None: assert repr(WordPieceTokenizer.from_pretrained(tmp_path / "a").max_length) == "20"
+    if said is None: assert repr(WordPieceTokenizer.from_pretrained(tmp_path / "a").max_length) == ("20" if value == 20 else "512")
     else: assert said in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
 
 
@@ -526,3 +526,72 @@ def test_a_vocabulary_with_capitals_has_no_bound():
     tokenizer = WordPieceTokenizer.train([*lines, *map(str.lower, lines)], vocab_size=2000, lowercase=False)
     sampler = SimpleNamespace(corpus=Corpus.build(texts, tokenizer), tokenizer=tokenizer)
     assert words_whole(sampler, told) is False
+
+
+def test_what_a_stop_has_broken_is_no_mistake(monkeypatch, capsys):
+    import minibert.cli as cli
+    def handler(number, frame): raise KeyboardInterrupt
+    handler.heard = [signal.SIGINT]
+    before = signal.signal(signal.SIGINT, handler)
+    try: assert cli.main(["fill-mask", "none", "a [MASK]"]) == 130
+    finally: signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.strip() == "Stopped."
+
+
+@pytest.mark.parametrize("name,value", [("MINIBERT_BFLOAT16", "yes"), ("MPLBACKEND", "nosuch")])
+def test_words_of_the_environment_are_seen_first(tmp_path, name, value):
+    (tmp_path / "x.py").write_text("import sys; from minibert.entry import start; sys.exit(start())")
+    told = subprocess.run([sys.executable, "x.py", "pretrain", *quick("--out", "r")], cwd=tmp_path, capture_output=True, text=True,
+                          env=os.environ | {name: value, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"})
+    if name == "MPLBACKEND": assert told.returncode == 0, told.stderr
+    else: assert told.returncode == 2 and told.stderr.startswith("minibert: MINIBERT_BFLOAT16 is 'yes'"), told.stderr
+
+
+def test_a_run_that_lost_its_options_is_not_asked(run, tmp_path):
+    shutil.copytree(run, tmp_path / "a")
+    (tmp_path / "a/run.yaml").unlink()
+    assert "run.yaml is gone: copy the folder again" in refused("next-sentence", "a", "x", "y", cwd=tmp_path)
+
+
+def test_a_t5_with_a_padded_table_is_refused_before_it_is_trained(tmp_path):
+    call("pretrain", "--model", "t5", *quick("--out", "a"), cwd=tmp_path)
+    from safetensors import safe_open
+    count = json.loads((tmp_path / "a/config.json").read_text())["vocab_size"]
+    with safe_open(tmp_path / "a/model.safetensors", "pt") as file: tables = [name for name in file.keys() if file.get_slice(name).get_shape()[:1] == [count]]
+    padded(tmp_path / "a", tmp_path / "b", tables, lambda size: dict(vocab_size=size))
+    said = leaves_nothing("pretrain", "--start", "b", "--model", "t5", "--steps", 2, "--length", 32, "--out", "c", cwd=tmp_path)
+    assert "give the model its own" in said
+
+
+def test_a_description_of_aliases_is_refused(tmp_path):
+    from minibert.tables import load_table
+    lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]" for a, b in zip("abcdefgh", "bcdefghi")), "configs: *i"]
+    (tmp_path / "README.md").write_text("---\n" + "\n".join(lines) + "\n---\n")
+    (tmp_path / "a.csv").write_text("text,label\na,1\n")
+    with pytest.raises(ValueError, match="repeats its aliases"): load_table(tmp_path)
+
+
+@pytest.mark.parametrize("about", [b"[1]", b'"a"', b'{"info": [1]}', b"{cut", b"\xff\xfe"])
+def test_what_a_parquet_file_says_of_itself_may_be_anything(tmp_path, about):
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+    from minibert.labels import read_examples
+    table = arrow.table(dict(text=["one", "two"] * 4, label=["a", "b"] * 4)).replace_schema_metadata({b"huggingface": about})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    try: assert len(read_examples(tmp_path / "a.parquet")) == 8
+    except ValueError as problem: assert "a.parquet" in str(problem)
+
+
+def test_a_comma_without_quotes_is_still_named(tmp_path):
+    from minibert.labels import read_examples
+    (tmp_path / "t.csv").write_text("label,text\n1,The film is good, really\n")
+    with pytest.raises(ValueError, match="Line 2 .* has 3 fields.* in double quotes, or, where each row begins"): read_examples(tmp_path / "t.csv")
+
+
+def test_parts_that_are_missing_are_noticed(tmp_path):
+    from minibert.labels import read_examples
+    rows = "".join(json.dumps(dict(text=f"film {k}", label=k % 2)) + "\n" for k in range(8))
+    for name in ("train-00000-of-00003", "train-00002-of-00003", "validation-00000-of-00001"): (tmp_path / f"{name}.jsonl").write_text(rows)
+    with pytest.raises(ValueError, match="holds 2 of the 3 parts of train"): read_examples(tmp_path)
+    (tmp_path / "train-00001-of-00003.jsonl").write_text(rows)
+    assert len(read_examples(tmp_path)) == 24
