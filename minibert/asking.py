@@ -19,8 +19,8 @@ from .core import read_json, write_whole
 from .sums import check_sum, read_sums
 
 # %% auto #0
-__all__ = ['HEADS', 'check_asked', 'encode_for', 'warn_unknown', 'keep_learned', 'began', 'untrained', 'learned', 'check_learned',
-           'check_weights', 'finite_answer']
+__all__ = ['HEADS', 'check_asked', 'encode_for', 'warn_unknown', 'keep_learned', 'check_options', 'began', 'untrained', 'learned',
+           'check_learned', 'check_weights', 'finite_answer']
 
 # %% ../nbs/appendix/asking.ipynb #3631d5c3
 def check_asked(model: nn.Module) -> None:
@@ -68,12 +68,18 @@ def keep_learned(folder: Path, names: list[str]) -> None:
     write_whole(folder / _KEPT, json.dumps(dict(objectives=",".join(names))) + "\n")
 
 
+def check_options(run: str | Path) -> None:
+    "FileNotFoundError for the folder of a run that has lost the file of its options."
+    path = Path(run) / "run.yaml"
+    if path.with_name(".run.yaml").is_file() and not path.is_file():
+        raise FileNotFoundError(f"{path} is gone: copy the folder again.")
+
+
 def began(run: str | Path) -> dict:  # {} for a checkpoint that is no run
     "The options that a run was begun with; `objectives` are also those of its start."
     from minibert.recipe import PretrainOptions, check_resumed, read_options
+    check_options(run)
     path = Path(run) / "run.yaml"
-    if not path.is_file() and path.with_name(".run.yaml").is_file():
-        raise FileNotFoundError(f"{path} is gone: copy the folder again.")
     options = read_options(path, PretrainOptions) if path.is_file() else {}
     if options: check_resumed(PretrainOptions(**options | dict(out=None)), run)  # was it changed?
     before = Path(run) / _KEPT

@@ -289,7 +289,7 @@ def read_metrics(folder: str | Path) -> list[dict]:
 def _checked_line(values, where: str) -> dict:
     "A line of metrics with numbers where numbers belong; else ValueError."
     number = lambda value: type(value) in (int, float) and abs(value) < 1e300  # NaN is none
-    if isinstance(values, dict) and type(values.get("step")) is int and number(values["step"]):
+    if isinstance(values, dict) and type(values.get("step")) is int and abs(values["step"]) < 1 << 53:
         wrong = [name for name, value in values.items()
                  if (name == "loss" or name.endswith("_loss")) and not number(value)]
         if not wrong: return values

@@ -102,7 +102,7 @@ def run_evaluate(options: Evaluate) -> None:
                                  "set: give it with --dataset.")
         try: run = open_run(options.run)
         except FileNotFoundError as problem:
-            if Path(options.run, "run.yaml").is_file(): raise  # a run that isn't whole
+            if any(Path(options.run, name).is_file() for name in ("run.yaml", ".run.yaml")): raise
             raise FileNotFoundError(f"{problem} Another checkpoint is measured on a "
                                     "text that --dataset names.") from None
     model = load_pretrained(options.run)

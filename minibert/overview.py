@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minibert.core import (
-    check_free, check_values, in_words, list_checkpoints, read_json, read_text, way_on,
+    check_free, check_name, check_values, in_words, list_checkpoints, read_json, read_text, way_on,
     write_whole)
 from .progress import is_trained_now
 from .recipe import PretrainOptions, read_options
@@ -240,7 +240,9 @@ def draw_both(a: Any, b: Any, told: dict[str, dict]):
             if not own:
                 raise ValueError(f"{run}/metrics.jsonl has no {name}, so it is of another run: "
                                  "copy the run's own again.")
-            curves[f"{run}: {what}"] = ([line["step"] for line in own],
+            label = str(run) if len(str(run)) < 50 else f"...{str(run)[-45:]}"
+            label = label.replace("$", r"\$")  # else it is mathematics, and a _ hides it
+            curves[f"{'./' * label.startswith('_')}{label}: {what}"] = ([line["step"] for line in own],
                                         [line[name] for line in own])
     ends = [f"{name} from {ys[0]:.2f} to {ys[-1]:.2f}" for name, (_, ys) in curves.items()]
     return show_curves(curves, alt=f"The losses of two runs: {'; '.join(ends)}.")
@@ -259,7 +261,9 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .
     home = Path(a).parent if Path(a).name else one.parent
     title = ascii(f"{one} and {other}")  # as a PNG file holds it
-    picture = Path(out or _free_for(home / f"{one.name}-and-{other.name}.png", title))
+    names = (os.fsencode(run.name)[:80].decode(errors="ignore") for run in (one, other))
+    picture = Path(out or _free_for(home / f"{'-and-'.join(names)}.png", title))
+    check_name(picture)
     if picture.suffix.lower() != ".png":
         raise ValueError(f"The picture is to be {picture}, and it is a PNG file: give a "
                          "name that ends in .png.")

@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from torch import nn
 
-from .asking import began, check_weights, keep_learned, learned, warn_unknown
+from .asking import began, check_options, check_weights, keep_learned, learned, warn_unknown
 from .callbacks import Callback, TensorBoard
 from .checkpoints import check_begins, only_run_in, seconds_trained
 from .config_files import config_text
@@ -78,6 +78,10 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
         raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
                          f"{options.model}: start from a model of the same kind.")
     check_weights(model)
+    if options.backend == "numpy": numpy_weights(model)  # it says what it doesn't compute
+    if getattr(model.config, "type_vocab_size", 2) < 2:
+        raise ValueError(f"{options.start} reads one text at a time (its type_vocab_size is 1), and "
+                         "pre-training gives it pairs: start from a model for pairs.")
     tokenizer = open_tokenizer(options.start)
     if options.model == "t5":
         from minibert.gaps import check_gaps
@@ -136,6 +140,7 @@ class Run:
 def open_run(folder: str | Path, check: bool = True) -> Run:
     "Open what minibert pretrain made; FileNotFoundError if it is no run."
     folder = Path(folder)
+    check_options(folder)
     if not (folder / "run.yaml").is_file():
         what = "is a classifier" if is_classifier(folder) else "is not the folder of a run"
         raise FileNotFoundError(f"{folder} {what}: give one that minibert pretrain made.")

@@ -34,9 +34,11 @@ def read_sums(folder: str | Path) -> dict[str, str]:  # a file's name -> its sum
     path = Path(folder) / SUMS
     if not os.path.lexists(path): return {}
     if not path.is_file(): raise ValueError(f"{path} is no file: copy the folder again.")
-    text = path.read_text(encoding="utf8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     found = [match for line in text.split("\n") if (match := _LINE.fullmatch(line))]
-    if text and not found: raise ValueError(f"{path} holds no sums: copy the folder again.")
+    if "\0" in text: raise ValueError(f"{path} is no UTF-8 text: copy the folder again.")
+    if found and text[-1] != "\n":
+        raise ValueError(f"{path} is cut short, since its last line has no end: copy the folder again.")
     return {match[2]: match[1].lower() for match in found}
 
 # %% ../nbs/appendix/sums.ipynb #44b34d29

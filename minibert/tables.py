@@ -86,16 +86,8 @@ def _sort_files(path):
     if not kinds:
         raise ValueError(f"The folder {path} could not be loaded: there is neither text "
                          f"(.txt) nor a table ({', '.join(TABLES)}) in it.")
+    _check_parts(path, texts + tables)
     return texts, tables
-
-
-def _size(value, known):
-    "How many values hang on one, each as often as an alias of YAML repeats it."
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if id(value) not in known:
-        known[id(value)] = 1  # a value may hold itself
-        known[id(value)] += sum(_size(part, known) for part in parts)
-    return known[id(value)]
 
 
 def _description(path):
@@ -104,13 +96,16 @@ def _description(path):
     if about.name not in os.listdir(path) or not about.is_file(): return {}
     text = about.read_text(encoding="utf-8", errors="replace")
     head = re.match(r"(\ufeff?---[ \t]*)\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
+    told = r"""^["']?(configs|dataset_info)["']?\s*:"""
+    if not head or not re.search(told, head[2], re.MULTILINE): return {}
     try:
-        told = yaml.safe_load(head[2]) if head else None
-        if _size(told, {}) > 1_000_000: raise OverflowError
-    except OverflowError:
-        raise ValueError(f"{about} repeats its aliases (*) over and over: write it without.") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError): told = dict(configs=None)  # the library says why
-    if not isinstance(told, dict) or not told.keys() & {"configs", "dataset_info"}: return {}
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(head[2])):
+            raise TypeError(f"{about} has aliases of YAML (*), which may stand for anything: write "
+                            "it without.")
+        told = yaml.safe_load(head[2])
+    except TypeError as problem: raise ValueError(f"{problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError): told = None  # the library says why
+    if not isinstance(told, dict): told = dict(configs=None)
     if head[1] != "---":  # the library would read nothing of it
         raise ValueError(f"{about} describes the data, and its first line is not --- alone: take "
                          "out the byte order mark, or the spaces, that editors put there.")
@@ -163,6 +158,11 @@ def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # th
     mark, end = mark or ("\t" if path.suffix.lower() == ".tsv" else ","), 0
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
+            other = re.match(r'"[^"]*"([;\t|,])', file.readline(1 << 16))
+            if other and other[1] != mark:
+                raise ValueError(f"The first line of {path} separates columns by {other[1]!r}: "
+                                 f"separate them by {mark!r}.")
+            file.seek(0)
             lines = csv.reader(file, delimiter=mark, strict=True)
             names, count = _next_row(lines) or [], 0
             if any("\0" in name for name in names): raise not_utf8(f"The file {path}")
@@ -312,6 +312,7 @@ def _described_rows(path, builder):
     config = builder.config
     files = {split: [Path(file) for file in files]
              for split, files in (config.data_files or {}).items()}
+    _check_parts(path, [file for own in files.values() for file in own])
     if not all(_READERS.get(file.suffix.lower()) == "csv" and file.is_file()
                for file in chain(*files.values())): return {}
     usual = type(config)()
@@ -367,7 +368,7 @@ def _check_schemas(files):
 def _check_parts(path, files):
     "Refuse tables whose names say that others belong to them, where those are missing."
     parts = Counter((file.parent, found[1], int(found[2])) for file in files
-                    if (found := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})", file.stem)))
+                    if (found := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})(-\w+)?", file.stem)))
     for (_, name, whole), count in parts.items():
         if count < whole: raise ValueError(f"The folder {path} holds {count} of the {whole} parts of "
                                            f"{name}: copy the others, or rename these.")
@@ -383,7 +384,6 @@ def _split_files(path):
     if texts:
         raise ValueError(f"The folder {path} holds text files (as {texts[0].name}), and a "
                          "table is wanted: give one, or a folder of them.")
-    _check_parts(path, tables)
     rules, base = _library().data_files, glob.escape(str(path.absolute()))
     found = rules.DataFilesDict.from_patterns(rules.get_data_patterns(base), base_path=base)
     splits = {split: [file for file in tables if str(file.absolute()) in files]

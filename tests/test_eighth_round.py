@@ -502,7 +502,7 @@ def test_a_record_of_sums_that_cannot_be_read_is_no_empty_one(run, tmp_path):
     shutil.copytree(run, tmp_path / "a")
     path = tmp_path / "a/SHA256SUMS"
     path.write_bytes(path.read_text().encode("utf-16"))
-    assert "SHA256SUMS holds no sums" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
+    assert "SHA256SUMS is no UTF-8 text" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
     path.unlink()
     path.symlink_to("nowhere")
     assert "SHA256SUMS is no file" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
@@ -568,7 +568,7 @@ def test_a_description_of_aliases_is_refused(tmp_path):
     lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]" for a, b in zip("abcdefgh", "bcdefghi")), "configs: *i"]
     (tmp_path / "README.md").write_text("---\n" + "\n".join(lines) + "\n---\n")
     (tmp_path / "a.csv").write_text("text,label\na,1\n")
-    with pytest.raises(ValueError, match="repeats its aliases"): load_table(tmp_path)
+    with pytest.raises(ValueError, match="has aliases of YAML"): load_table(tmp_path)
 
 
 @pytest.mark.parametrize("about", [b"[1]", b'"a"', b'{"info": [1]}', b"{cut", b"\xff\xfe"])
@@ -595,3 +595,60 @@ def test_parts_that_are_missing_are_noticed(tmp_path):
     with pytest.raises(ValueError, match="holds 2 of the 3 parts of train"): read_examples(tmp_path)
     (tmp_path / "train-00001-of-00003.jsonl").write_text(rows)
     assert len(read_examples(tmp_path)) == 24
+
+
+def test_a_readme_between_two_rules_describes_nothing(tmp_path):
+    from minibert.tables import load_table
+    (tmp_path / "README.md").write_text("---\n*bold* words: [and so on\n---\nMore.\n")
+    (tmp_path / "a.csv").write_text("text,label\na,1\n")
+    assert [*load_table(tmp_path)] == ["train"]
+
+
+def test_a_record_that_is_cut_is_named(run, tmp_path):
+    shutil.copytree(run, tmp_path / "a")
+    path = tmp_path / "a/SHA256SUMS"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    assert "SHA256SUMS is cut short" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + whole)
+    (tmp_path / "a/config.json").write_text((tmp_path / "a/config.json").read_text() + " ")
+    assert "config.json is not the file that was written" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
+
+
+def test_every_command_misses_the_options_of_a_run(run, tmp_path):
+    shutil.copytree(run, tmp_path / "a")
+    (tmp_path / "a/run.yaml").unlink()
+    for words in (("evaluate", "a"), ("compare", "a", "a"), ("inspect", "a", "x", "--out", "p")):
+        said = refused(*words, cwd=tmp_path)
+        assert "run.yaml is gone: copy the folder again" in said and "--dataset" not in said
+
+
+@pytest.mark.parametrize("names", [("train-00000-of-00002-0a1b.jsonl",), ("a-00001-of-00002.txt",), ("README.md", "data/train-00000-of-00002.jsonl")])
+def test_parts_are_missed_whatever_they_are(tmp_path, names):
+    from minibert.documents import load_documents
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/train-*\n---\n" if name == "README.md" else '{"text": "One."}\n' * 8)
+    with pytest.raises(ValueError, match="holds 1 of the 2 parts"): list(load_documents(tmp_path))
+
+
+def test_quoted_names_with_another_mark_are_named(tmp_path):
+    from minibert.labels import read_examples
+    (tmp_path / "t.csv").write_text('"text";"label"\n"a film";"good"\n')
+    with pytest.raises(ValueError, match="separates columns by ';': separate them by ','"): read_examples(tmp_path / "t.csv")
+
+
+def test_names_of_any_kind_are_compared(run, tmp_path):
+    for name in ("$a$b$", "ä" * 90, "_hidden"): shutil.copytree(run, tmp_path / name)
+    for a, b in (("$a$b$", "ä" * 90), ("_hidden", "$a$b$")): call("compare", a, b, cwd=tmp_path)
+    assert len(list(tmp_path.glob("*.png"))) == 2
+
+
+def test_what_no_start_can_train_is_refused_before_a_folder_is_made(run, tmp_path):
+    def one_type(state, config):
+        for name in state: state[name] = state[name][:1] if name.endswith("token_type_embeddings.weight") else state[name]
+        config["type_vocab_size"] = 1
+    edited(run, tmp_path / "one", one_type)
+    edited(run, tmp_path / "new", lambda state, config: config.update(hidden_act="gelu_new"))
+    for words, said in ((("one",), "pre-training gives it pairs"), (("new", "--backend", "numpy"), "hidden_act 'gelu'")):
+        assert said in leaves_nothing("pretrain", "--start", *words, "--steps", 2, "--batch-size", 4, "--length", 32, "--out", "r", cwd=tmp_path)
