@@ -148,7 +148,7 @@ def run_next_sentence(options: NextSentence) -> None:
 
 def run_generate(options: Generate) -> None:
     "Print each text: a GPT's as it is written, a T5's with its gaps filled."
-    from minibert.asking import warn_unknown
+    from minibert.asking import check_weights, warn_unknown
     from minibert.families import resolve
     from minibert.other_tokenizers import open_tokenizer
     from minibert.weights import load_pretrained
@@ -161,6 +161,7 @@ def run_generate(options: Generate) -> None:
     if kind == "gpt" and "[MASK]" in options.text:
         raise ValueError("A GPT goes on with a text, and has learned no [MASK]: leave it out, or ask "
                          "a BERT with fill-mask or a T5.")
+    check_weights(model)
     write, tokenizer, texts = resolve(KINDS[kind].write), open_tokenizer(options.run), []
     if options.text.strip(): warn_unknown("the text", tokenizer, tokenizer.ids(options.text))
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}

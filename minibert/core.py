@@ -271,7 +271,8 @@ def read_json(
     return values
 
 # %% ../nbs/appendix/core.ipynb #a049bcb8
-_NO_MEMORY = re.compile("allocate memory|out of memory|array is too big|failed to map segment")
+_NO_MEMORY = re.compile("allocate memory|out of memory|array is too big|failed to map segment|"
+                        "Storage size calculation")
 _ADVICE = {
     errno.ENOSPC: "make room on that disk", errno.EDQUOT: "make room in your quota",
     errno.EFBIG: "raise the limit on a file's size (ulimit -f)",

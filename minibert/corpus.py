@@ -174,8 +174,8 @@ def _map(path, expected, check):
     try: values = np.lib.format.open_memmap(path, mode="r")
     except OSError: raise
     except Exception: raise ValueError(f"{path.name} is no array of numbers") from None
-    if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise ValueError(f"{path.name} holds no row of whole numbers")
+    if values.ndim != 1 or values.dtype not in [np.dtype(kind) for kind in "HIq"]:
+        raise ValueError(f"{path.name} holds no row of whole numbers as they were written")
     crc, rising = 0, path.stem != "ids"  # places, each behind the last
     for k in range(0, len(values) if check else 0, 1 << 20):
         crc = zlib.crc32(values[k:k + (1 << 20)], crc)

@@ -66,7 +66,6 @@ def start() -> int:  # the exit code
     for number in asked: signal.signal(number, stop)
     try: code = answer()
     except KeyboardInterrupt: code = 130  # while the first was answered
-    if _ALARM: signal.signal(_ALARM, signal.SIG_IGN)
-    if code == 130:
-        for number in asked: signal.signal(number, signal.SIG_IGN)  # until Python has ended
+    for number in [*asked, *([_ALARM] if _ALARM else [])]:
+        signal.signal(number, signal.SIG_IGN)  # the work is done, and Python takes its time to end
     return code

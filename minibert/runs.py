@@ -78,7 +78,11 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
         raise ValueError(f"{options.start} holds a {type(model).__name__}, and --model is "
                          f"{options.model}: start from a model of the same kind.")
     check_weights(model)
-    if options.backend == "numpy": numpy_weights(model)  # it says what it doesn't compute
+    if options.backend == "numpy":
+        try: numpy_weights(model)
+        except ValueError as problem:
+            raise ValueError(f"{str(problem).rpartition(':')[0]}: start {options.start} with "
+                             "--backend torch.") from None
     if getattr(model.config, "type_vocab_size", 2) < 2:
         raise ValueError(f"{options.start} reads one text at a time (its type_vocab_size is 1), and "
                          "pre-training gives it pairs: start from a model for pairs.")

@@ -229,7 +229,7 @@ def span_figures(
     if batches < 1 or batch_size < 1:
         raise ValueError(f"batches is {batches} and batch_size {batch_size}: "
                          "give 1 or more.")
-    if (known := model.config.vocab_size) < examples.vocab_size:
+    if (known := model.config.vocab_size) != examples.vocab_size:  # else the gaps have other ids
         raise ValueError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
                          f"sentinels are {examples.vocab_size:,}: give the model its own.")
     _, batch, _ = examples.in_order(batches, batch_size)

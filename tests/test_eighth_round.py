@@ -652,3 +652,35 @@ def test_what_no_start_can_train_is_refused_before_a_folder_is_made(run, tmp_pat
     edited(run, tmp_path / "new", lambda state, config: config.update(hidden_act="gelu_new"))
     for words, said in ((("one",), "pre-training gives it pairs"), (("new", "--backend", "numpy"), "hidden_act 'gelu'")):
         assert said in leaves_nothing("pretrain", "--start", *words, "--steps", 2, "--batch-size", 4, "--length", 32, "--out", "r", cwd=tmp_path)
+
+
+def test_a_model_that_is_computed_in_chunks_is_compared(run, tmp_path):
+    edited(run, tmp_path / "a", lambda state, config: config.update(chunk_size_feed_forward=4))
+    assert "agree" in call("parity", "a", cwd=tmp_path)[0]
+
+
+def test_the_order_of_bytes_is_held_too(tmp_path):
+    from minibert.corpus import Corpus
+    from minibert.tokenizer import WordPieceTokenizer
+    texts = [["the cat sat"], ["the dog ran"]]
+    tokenizer = WordPieceTokenizer.train([line for text in texts for line in text], vocab_size=100)
+    Corpus.build(texts, tokenizer, tmp_path / "c")
+    path = tmp_path / "c/ids.npy"
+    path.write_bytes(path.read_bytes().replace(b"'<u2'", b"'>u2'", 1))
+    with pytest.raises(ValueError, match="ids.npy holds no row of whole numbers as they were written"): Corpus.open(tmp_path / "c", tokenizer)
+
+
+def test_weights_that_are_no_numbers_write_nothing(gpts, tmp_path):
+    import torch
+    def no_number(state, config): state.update({name: torch.full_like(value, float("nan")) for name, value in state.items()})
+    edited(gpts / "a", tmp_path / "nan", no_number)
+    assert "holds NaN or infinite values" in refused("generate", "nan", "the cat", "--temperature", 0, cwd=tmp_path)
+
+
+def test_a_padded_t5_is_not_measured(tmp_path):
+    call("pretrain", "--model", "t5", *quick("--out", "a"), cwd=tmp_path)
+    from safetensors import safe_open
+    count = json.loads((tmp_path / "a/config.json").read_text())["vocab_size"]
+    with safe_open(tmp_path / "a/model.safetensors", "pt") as file: tables = [name for name in file.keys() if file.get_slice(name).get_shape()[:1] == [count]]
+    padded(tmp_path / "a", tmp_path / "b", tables, lambda size: dict(vocab_size=size))
+    assert "give the model its own" in refused("evaluate", "b", "--dataset", "stories", cwd=tmp_path)
