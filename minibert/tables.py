@@ -62,6 +62,15 @@ def _fault(file):
     return "neither text, .txt, nor a table"
 
 
+def _check_parts(path, files):
+    "Refuse tables whose names say that others belong to them, where those are missing."
+    parts = Counter((file.parent, found[1], int(found[2])) for file in files
+                    if (found := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})(-\w+)?", file.stem)))
+    for (_, name, whole), count in parts.items():
+        if count < whole: raise ValueError(f"The folder {path} holds {count} of the {whole} parts of "
+                                           f"{name}: copy the others, or rename these.")
+
+
 def _sort_files(path):
     "The texts and the tables of a folder; ValueError where it holds anything else."
     files = list(_below(path))
@@ -363,15 +372,6 @@ def _check_schemas(files):
                       for about in list(dict.fromkeys(told.values()))[:2])
         raise ValueError(f"{one} and {other} describe their columns, or the order of their labels, "
                          "in different ways: write them anew, alike.")
-
-
-def _check_parts(path, files):
-    "Refuse tables whose names say that others belong to them, where those are missing."
-    parts = Counter((file.parent, found[1], int(found[2])) for file in files
-                    if (found := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})(-\w+)?", file.stem)))
-    for (_, name, whole), count in parts.items():
-        if count < whole: raise ValueError(f"The folder {path} holds {count} of the {whole} parts of "
-                                           f"{name}: copy the others, or rename these.")
 
 
 _SPLITS = r"(?:^|[\W_\d])(train|training|test|testing|eval|valid|validation|val|dev)(?:[\W_\d]|$)"
