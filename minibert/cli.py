@@ -158,11 +158,11 @@ def run_generate(options: Generate) -> None:
         raise ValueError(f"{options.run} is a {type(model).__name__}, which doesn't write "
                          "texts: give a run of --model gpt or t5, or use minibert "
                          f"{'fill-mask' if kind else 'classify'}.")
-    if kind == "gpt" and "[MASK]" in options.text:
-        raise ValueError("A GPT goes on with a text, and has learned no [MASK]: leave it out, or ask "
-                         "a BERT with fill-mask or a T5.")
     check_weights(model)
     write, tokenizer, texts = resolve(KINDS[kind].write), open_tokenizer(options.run), []
+    if kind == "gpt" and "[MASK]" in options.text and "[MASK]" in tokenizer.pieces:
+        raise ValueError("A GPT goes on with a text, and has learned no [MASK]: leave it out, or ask "
+                         "a BERT with fill-mask or a T5.")
     if options.text.strip(): warn_unknown("the text", tokenizer, tokenizer.ids(options.text))
     how = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
     for sample in range(options.samples):

@@ -256,7 +256,7 @@ def test_evaluate_on_another_text(run, tmp_path):
     own = figures_of(run)
     again = json.loads(call("evaluate", run, "--dataset", "stories")[0])
     assert again == own
-    shutil.copytree(run, tmp_path / "plain", ignore=shutil.ignore_patterns("run.yaml", "corpus", "val", "*.jsonl"))
+    shutil.copytree(run, tmp_path / "plain", ignore=shutil.ignore_patterns("run.yaml", ".run.yaml", "corpus", "val", "*.jsonl"))
     plain = json.loads(call("evaluate", tmp_path / "plain", "--dataset", "stories")[0])
     assert "unigram_loss" not in plain and plain["mlm_loss"] == own["mlm_loss"]
     assert "--dataset" in refused("evaluate", tmp_path / "plain")
@@ -524,7 +524,8 @@ def test_a_damaged_run_is_named(run, tmp_path, name, damage):
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run" / name
     path.write_bytes(damage(path.read_bytes()))
-    if name == "vocab.txt": (tmp_path / "run/tokenizer.json").unlink()
+    if name == "vocab.txt":
+        for other in ("tokenizer.json", "SHA256SUMS"): (tmp_path / "run" / other).unlink()
     assert name in refused("fill-mask", tmp_path / "run", "a [MASK]")
 
 

@@ -538,6 +538,7 @@ def test_what_a_stop_has_broken_is_no_mistake(monkeypatch, capsys):
     assert capsys.readouterr().err.strip() == "Stopped."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,value", [("MINIBERT_BFLOAT16", "yes"), ("MPLBACKEND", "nosuch")])
 def test_words_of_the_environment_are_seen_first(tmp_path, name, value):
     (tmp_path / "x.py").write_text("import sys; from minibert.entry import start; sys.exit(start())")
@@ -553,6 +554,7 @@ def test_a_run_that_lost_its_options_is_not_asked(run, tmp_path):
     assert "run.yaml is gone: copy the folder again" in refused("next-sentence", "a", "x", "y", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_t5_with_a_padded_table_is_refused_before_it_is_trained(tmp_path):
     call("pretrain", "--model", "t5", *quick("--out", "a"), cwd=tmp_path)
     from safetensors import safe_open
@@ -615,6 +617,7 @@ def test_a_record_that_is_cut_is_named(run, tmp_path):
     assert "config.json is not the file that was written" in refused("fill-mask", "a", "a [MASK]", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_every_command_misses_the_options_of_a_run(run, tmp_path):
     shutil.copytree(run, tmp_path / "a")
     (tmp_path / "a/run.yaml").unlink()
@@ -638,6 +641,7 @@ def test_quoted_names_with_another_mark_are_named(tmp_path):
     with pytest.raises(ValueError, match="separates columns by ';': separate them by ','"): read_examples(tmp_path / "t.csv")
 
 
+@pytest.mark.slow
 def test_names_of_any_kind_are_compared(run, tmp_path):
     for name in ("$a$b$", "ä" * 90, "_hidden"): shutil.copytree(run, tmp_path / name)
     for a, b in (("$a$b$", "ä" * 90), ("_hidden", "$a$b$")): call("compare", a, b, cwd=tmp_path)
@@ -654,6 +658,7 @@ def test_what_no_start_can_train_is_refused_before_a_folder_is_made(run, tmp_pat
         assert said in leaves_nothing("pretrain", "--start", *words, "--steps", 2, "--batch-size", 4, "--length", 32, "--out", "r", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_computed_in_chunks_is_compared(run, tmp_path):
     edited(run, tmp_path / "a", lambda state, config: config.update(chunk_size_feed_forward=4))
     assert "agree" in call("parity", "a", cwd=tmp_path)[0]
@@ -677,6 +682,7 @@ def test_weights_that_are_no_numbers_write_nothing(gpts, tmp_path):
     assert "holds NaN or infinite values" in refused("generate", "nan", "the cat", "--temperature", 0, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_padded_t5_is_not_measured(tmp_path):
     call("pretrain", "--model", "t5", *quick("--out", "a"), cwd=tmp_path)
     from safetensors import safe_open

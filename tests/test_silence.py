@@ -307,7 +307,7 @@ def test_a_data_sets_configuration_reaches_it(run, tmp_path, monkeypatch):
         return load(source, None, *rest)
     monkeypatch.setattr(report, "load_documents", note)
     twin = copy(run, tmp_path / "plain")
-    (twin / "run.yaml").unlink()
+    for name in ("run.yaml", ".run.yaml"): (twin / name).unlink()
     (tmp_path / "rooms.txt").write_text("\n\n".join(f"The room has {n} doors. Its walls are grey." for n in range(40)))
     call("evaluate", "plain", "--dataset", "rooms.txt", cwd=tmp_path)
     assert asked == [None]

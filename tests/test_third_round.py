@@ -26,6 +26,7 @@ def home(run, tmp_path_factory):
         shutil.copytree(run, home / only)
         options = yaml.safe_load((run / "run.yaml").read_text()) | dict(objectives=only)
         (home / only / "run.yaml").write_text(yaml.safe_dump(options))
+        (home / only / ".run.yaml").unlink(missing_ok=True)
     begin(PretrainOptions(**STARTED, start=str(run), steps=4, batch_size=4, length=32, out=str(home / "begun")))
     return home
 
@@ -60,7 +61,7 @@ def test_no_random_pooler_is_frozen(run, home, tmp_path):
     from safetensors.torch import load_file, save_file
     bare = home / "bare"
     shutil.copytree(run, bare)
-    for name in "run.yaml", "SHA256SUMS": (bare / name).unlink()
+    for name in "run.yaml", ".run.yaml", "SHA256SUMS": (bare / name).unlink()
     weights = {name: value for name, value in load_file(run / "model.safetensors").items() if "pooler" not in name}
     save_file(weights, bare / "model.safetensors", {"format": "pt"})
     for which in "mlm", "bare":
