@@ -216,8 +216,7 @@ def _read(folder, check):
     except OSError as error: raise _not_read(folder, error) from None
     except (json.JSONDecodeError, RecursionError): problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
-    except (ValueError, TypeError) as error:
-        problem = error
+    except (ValueError, TypeError) as error: problem = error
     raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy it again, "
                      "or delete the folder and build a corpus there.")
 

@@ -241,9 +241,8 @@ def draw_both(a: Any, b: Any, told: dict[str, dict]):
                 raise ValueError(f"{run}/metrics.jsonl has no {name}, so it is of another run: "
                                  "copy the run's own again.")
             label = str(run) if len(str(run)) < 50 else f"...{str(run)[-45:]}"
-            label = label.replace("$", r"\$")  # else it is mathematics, and a _ hides it
-            curves[f"{'./' * label.startswith('_')}{label}: {what}"] = ([line["step"] for line in own],
-                                        [line[name] for line in own])
+            label = f"{'./' * label.startswith('_')}{label}: {what}"  # a _ would hide it
+            curves[label] = [line["step"] for line in own], [line[name] for line in own]
     ends = [f"{name} from {ys[0]:.2f} to {ys[-1]:.2f}" for name, (_, ys) in curves.items()]
     return show_curves(curves, alt=f"The losses of two runs: {'; '.join(ends)}.")
 

@@ -302,6 +302,7 @@ def _lines(axis, lines):
     axis.locator_params("y", nbins=8)  # ticks that do not hang on the layout
     if not axis.get_legend_handles_labels()[1]: return
     for text in axis.legend(fontsize=8, frameon=False).texts:
+        text.set_parse_math(False)  # a name may hold dollars
         text.set_bbox(dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0))
 
 # %% ../nbs/appendix/show.ipynb #3cc79bde

@@ -36,6 +36,7 @@ _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl":
 TABLES = tuple(_READERS)
 _ABOUT = re.compile("readme|license|licence|notice|citation|vocab", re.IGNORECASE)
 _NO_ROWS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+_SAVED = re.compile(r"state\.json|cache-\w+\.arrow")  # what the library leaves beside a table
 _MOST = 1_000_000  # files below a folder: a whole disk has more
 
 
@@ -82,9 +83,8 @@ def _sort_files(path):
     texts = [file for file in files if file.suffix.lower() == ".txt"]
     arrows = {file.parent for file in files if file.suffix.lower() == ".arrow"}
     saved = {file.parent for file in files if file.name == "state.json"} & arrows  # by the library
-    own = re.compile(r"state\.json|cache-\w+\.arrow")
     tables = [file for file in files if file.suffix.lower() in TABLES and file.name not in _NO_ROWS
-              and not (own.fullmatch(file.name) and file.parent in saved)]
+              and not (_SAVED.fullmatch(file.name) and file.parent in saved)]
     if tables: texts = [file for file in texts if not _ABOUT.fullmatch(file.stem)]
     kinds = {"text" if file in texts else _READERS[file.suffix.lower()]: file
              for file in [*texts[:1], *tables]}
@@ -100,28 +100,17 @@ def _sort_files(path):
 
 
 def _description(path):
-    "What a folder's README.md says of its files, as on the hub; {} where it says nothing."
+    "The lines in which a folder's README.md says what its files are, as on the hub; else none."
     about = path / "README.md"
-    if about.name not in os.listdir(path) or not about.is_file(): return {}
+    if about.name not in os.listdir(path) or not about.is_file(): return ""
     text = about.read_text(encoding="utf-8", errors="replace")
     head = re.match(r"(\ufeff?---[ \t]*)\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
     told = r"""^["']?(configs|dataset_info)["']?\s*:"""
-    if not head or not re.search(told, head[2], re.MULTILINE): return {}
-    try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(head[2])):
-            raise TypeError(f"{about} has aliases of YAML (*), which may stand for anything: write "
-                            "it without.")
-        told = yaml.safe_load(head[2])
-    except TypeError as problem: raise ValueError(f"{problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError): told = None  # the library says why
-    if not isinstance(told, dict): told = dict(configs=None)
+    if not head or not re.search(told, head[2], re.MULTILINE): return ""
     if head[1] != "---":  # the library would read nothing of it
         raise ValueError(f"{about} describes the data, and its first line is not --- alone: take "
                          "out the byte order mark, or the spaces, that editors put there.")
-    return told
-
-
-def _described(path): return bool(_description(path))
+    return head[2]
 
 
 def text_files(
@@ -129,7 +118,7 @@ def text_files(
 ) -> list[Path]:
     "The text files there; none where it is a table, a folder of them, or not there."
     if path.is_file(): return [] if path.suffix.lower() in TABLES else [path]
-    return _sort_files(path)[0] if path.is_dir() and not _described(path) else []
+    return _sort_files(path)[0] if path.is_dir() and not _description(path) else []
 
 # %% ../nbs/appendix/tables.ipynb #5a81c0d2
 _LONGEST = 10_000_000  # characters of a cell; Python's own limit is a short book's chapter
@@ -294,7 +283,7 @@ def _check_there(source, name):
 
 def _check_local(path, source, name):
     "Refuse a path that the library takes for a pattern, a file that is no table, a name."
-    kind, described = path.suffix.lower(), path.is_dir() and _described(path)
+    kind, described = path.suffix.lower(), path.is_dir() and _description(path)
     if path.is_file() and kind not in TABLES:
         raise ValueError(f"{source} is no table: give a CSV or TSV file with a first line "
                          "of column names, or a Parquet or JSON Lines file.")
@@ -307,9 +296,15 @@ def _check_local(path, source, name):
                          "rename it without any of * ? [ and ::.")
 
 
-def _builder(path, name):
+def _builder(source, name, labelled):
     "What the library makes of a folder that its README.md describes."
-    with TemporaryDirectory() as empty:  # what was kept of another folder says nothing here
+    path = Path(source)
+    try: aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(_description(path)))
+    except (yaml.YAMLError, ValueError, RecursionError): aliases = False  # the library says why
+    if aliases:  # it would write out what they stand for, however much that is
+        raise ValueError(f"{path / 'README.md'} has aliases of YAML (*), which may stand for "
+                         "anything: write it without.")
+    with _library_speaks(source, name, labelled), TemporaryDirectory() as empty:  # what was kept of another folder says nothing here
         return _library().load_dataset_builder(str(path.absolute()), name, cache_dir=empty)
 
 
@@ -333,7 +328,8 @@ def _described_rows(path, builder):
     if not isinstance(config.sep, str) or len(config.sep) != 1:
         raise ValueError(f"{path / 'README.md'} separates columns by {config.sep!r}: give one "
                          "character.")
-    said = re.search(r"\b(sep|delimiter)\b", str(_description(path).get("configs")))
+    said = config.sep != "," or re.search(
+        r"\b(sep|delimiter)\b", str(yaml.safe_load(_description(path)).get("configs")))
     mark = config.sep if said else None  # None: by the ending
     return {split: CsvRows(own, mark, builder.info.features) for split, own in files.items()}
 
@@ -453,10 +449,10 @@ def load_table(
     "The splits of a data set, by name or local path; ValueError with one sentence."
     _check_there(source, name)
     path = Path(source)
-    described = path.is_dir() and _described(path)
+    described = path.is_dir() and _description(path)
     splits = {} if described or not path.exists() else _split_files(path)
     if described:
-        with _library_speaks(source, name, labelled): builder = _builder(path, name)
+        builder = _builder(source, name, labelled)
         if rows := _described_rows(path, builder): return rows
         for files in (builder.config.data_files or {}).values(): _check_schemas(map(Path, files))
     if any(_READERS[file.suffix.lower()] == "csv" for file in chain(*splits.values())):
@@ -499,7 +495,7 @@ def _not_loaded(source, name, error, labelled=False):
         error = error.__cause__  # it says what was wrong
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines[1:] and lines[0].startswith("An error occurred"): lines = lines[1:]
-    described = Path(source).is_dir() and _described(Path(source))
+    described = Path(source).is_dir() and _description(Path(source))
     said = " ".join(lines[:2] if described else lines[:1]).rstrip(".")[:240]
     shown = source if name is None else f"{source}, {name}"
     failed = f"{shown} could not be loaded ({type(error).__name__}: {said}): "
