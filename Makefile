@@ -36,7 +36,7 @@ demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about 
 
 test: lint  ## everything that CI checks
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests
 
 test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wrong implementations, kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10

@@ -25,7 +25,7 @@ from queue import SimpleQueue
 
 # %% auto #0
 __all__ = ['GEMM', 'BATCHES', 'CASES', 'Peer', 'list_peers', 'peer_steps', 'peak_memory', 'take_turns', 'available_peers',
-           'bench', 'bench_table', 'draw_bench']
+           'bench', 'chart_beside', 'write_bench', 'bench_table', 'draw_bench']
 
 # %% ../nbs/appendix/bench.ipynb #43100b22
 import torch
@@ -374,7 +374,7 @@ def bench(
 ) -> dict:  # "machine", "settings", "cases"
     "Time training steps of minibert and of Hugging Face, in turn, on equal batches."
     if rounds < 1: raise ValueError(f"rounds is {rounds}: give 1 or more.")
-    chart = None if out is None else _chart(out)
+    if out is not None: chart_beside(out)  # refused before there is work
     threads, shape = threads or _processors(), (batch_size, length)
     until, found = time.monotonic() + 60 * minutes, []
     for k, (size, V) in enumerate(cases):
@@ -384,19 +384,28 @@ def bench(
                     transformers=importlib.util.find_spec("transformers") is not None)
     result = dict(machine=_machine(), settings=settings, cases=found)
     if out is not None:
-        from minibert.show import write_figure
-        write_whole(out, json.dumps(result, indent=1) + "\n")
-        write_figure(draw_bench(result), chart)
+        write_bench(result, out)
     return result
 
 # %% ../nbs/appendix/bench.ipynb #0fe3dc61
-def _chart(out: str | Path) -> Path:
-    "Where the picture beside a JSON file goes; an error if either place is taken."
+def chart_beside(out: str | Path) -> Path:
+    "Where the picture beside a JSON file goes; an OSError or ValueError if either place is taken."
     out = check_free(out, "file")
     if out.suffix == ".png":
         raise ValueError(f"{out} is to be a JSON file, and a chart of that name goes "
                          "beside it: give a name that ends in .json with --out.")
     return check_free(out.with_suffix(".png"), "file")
+
+
+def write_bench(result: dict, out: str | Path) -> None:
+    "Write what `bench` found as JSON and the chart beside it: both, or neither."
+    from minibert.show import write_figure
+    chart = chart_beside(out)
+    write_figure(draw_bench(result), chart)
+    try: write_whole(out, json.dumps(result, indent=1) + "\n")
+    except BaseException:
+        chart.unlink()
+        raise
 
 # %% ../nbs/appendix/bench.ipynb #49824973
 def _measure(size: str, V: int, rounds: int, seconds: float, shape, threads) -> dict:

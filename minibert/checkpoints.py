@@ -98,8 +98,8 @@ def _check_file(checkpoint: Path, state: dict, name: str) -> None:
         if sum_of(checkpoint / name) != state["sha256"].get(name):
             raise ValueError(f"{name} is not what was written")
     except (OSError, ValueError) as problem:
-        said = f"The checkpoint {checkpoint} is damaged: {_why(problem)}."
-        raise ValueError(said) from None
+        why = f"{name} cannot be read ({_why(problem)})" if isinstance(problem, OSError) else problem
+        raise ValueError(f"The checkpoint {checkpoint} is damaged: {why}.") from None
 
 
 def _newest(folder: str | Path) -> tuple[Path, dict]:
@@ -276,7 +276,7 @@ def read_metrics(folder: str | Path) -> list[dict]:
     "The lines of metrics.jsonl, but for a last one that was cut short; [] without it."
     path, history = Path(folder) / "metrics.jsonl", []
     if not path.exists(): return []
-    lines = read_text(path).splitlines()
+    lines = read_text(path, most=1 << 30).splitlines()
     for k, line in enumerate(lines, start=1):
         try: values = json.loads(line)
         except (ValueError, RecursionError):
@@ -291,12 +291,13 @@ def _checked_line(values, where: str) -> dict:
     number = lambda value: type(value) in (int, float) and abs(value) < 1e300  # NaN is none
     if isinstance(values, dict) and type(values.get("step")) is int and abs(values["step"]) < 1 << 53:
         wrong = [name for name, value in values.items()
-                 if (name == "loss" or name.endswith("_loss")) and not number(value)]
+                 if (name == "loss" or name.endswith("_loss")) and not number(value)
+                 or "/" in name and type(value) not in (int, float)]  # what an observer saw
         if not wrong: return values
         where += f", {wrong[0]}"
     else: where += ", step"
-    raise ValueError(f"{where} is no number: mend the line, or move the file away; the "
-                     "run goes on without it.")
+    raise ValueError(f"{where} is no number: mend the line, or delete it; the run goes on "
+                     "without it.")
 
 
 def cut_metrics(folder: str | Path, last: int) -> list[dict]:

@@ -228,17 +228,19 @@ def run_classify(options: Classify) -> None:
 # %% ../nbs/appendix/cli.ipynb #0934f9f3
 def run_bench(options: Bench) -> None:
     "Time training steps, print the table, keep it where asked."
-    from minibert.bench import CASES, bench, bench_table
+    from minibert.bench import CASES, bench, bench_table, chart_beside, write_bench
     from minibert.core import keep_freed_memory
     say(f"Timing the steps, for about {options.minutes:g} minutes ...")
     keep_freed_memory()
-    known = "minutes", "rounds", "batch_size", "length", "threads", "out"
+    known = "minutes", "rounds", "batch_size", "length", "threads"
     if options.vocab_size is not None and options.size is None:
         raise ValueError(f"--vocab-size {options.vocab_size} is of one model: give its "
                          "--size too; without, four models have their own.")
     cases = ((options.size, options.vocab_size or 8192),) if options.size else CASES
+    if options.out is not None: chart_beside(options.out)  # refused before there is work
     result = bench(cases, **{name: getattr(options, name) for name in known})
     print_found(options, result, *bench_table(result).split("\n"))
+    if options.out is not None: write_bench(result, options.out)  # last: the disk may be full
 
 # %% ../nbs/appendix/cli.ipynb #ca186d2d
 def run_probe(options: Probe) -> None:
@@ -342,6 +344,8 @@ def plain_warnings() -> Iterator[None]:
 
 def _sentence(problem: Exception) -> str:
     "What to say of an error, and that it's ours where nobody foresaw it."
+    if isinstance(problem, Warning):
+        return f"{in_words(problem)} (PYTHONWARNINGS makes an error of this notice.)"
     if isinstance(problem, EXPECTED): return in_words(problem)
     return (f"This is a mistake in minibert ({type(problem).__name__}: {in_words(problem)}): "
             "please report it with what MINIBERT_DEBUG=1 shows.")

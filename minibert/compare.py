@@ -64,8 +64,9 @@ def _open_theirs(hf, folder: Path, architecture: str) -> tuple[nn.Module, str]:
     model, info = getattr(hf, architecture).from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True,
         attn_implementation="eager")
-    for part in model.modules():  # a way to save memory that no number depends on, but lengths do
+    for part in model.modules():  # ways to compute it that no number depends on, but lengths
         if hasattr(part, "chunk_size_feed_forward"): part.chunk_size_feed_forward = 0
+        if hasattr(part, "reorder_and_upcast_attn"): part.reorder_and_upcast_attn = False
     return model.eval(), " ".join(info["missing_keys"])
 
 # %% ../nbs/appendix/compare.ipynb #259501ac

@@ -224,12 +224,16 @@ def check_regular(path: str | Path) -> None:
         raise ValueError(f"{path} is a pipe or a device, and a file is expected there.")
 
 
-def read_text(path: str | Path, stream: bool = False) -> str:  # a stream may be a pipe, too
+def read_text(
+    path: str | Path,
+    stream: bool = False,  # may it be a pipe, too?
+    most: int = _LARGEST,  # bytes
+) -> str:
     "A small text file; ValueError naming it where it's no UTF-8, or has no end."
     if not stream: check_regular(path)
-    with naming(path), open(path, "rb") as file: data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError(f"{path} is larger than {_LARGEST >> 20} MiB, and a small file is "
+    with naming(path), open(path, "rb") as file: data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} is larger than {most >> 20} MiB, and a small file is "
                          "expected there: give another one.")
     try: return data.decode("utf8")
     except UnicodeDecodeError:
@@ -374,11 +378,11 @@ def stop_signals() -> tuple[int, ...]:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    "Processes that begin meanwhile don't hear Ctrl-C; we hear it a moment later."
+    "Processes that begin meanwhile don't hear what stops us; we hear it a moment later."
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
     try: yield
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

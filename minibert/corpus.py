@@ -211,14 +211,14 @@ def _read(folder, check):
     except (FileNotFoundError, NotADirectoryError) as error:
         if Path(error.filename or "") == folder / "corpus.json":
             raise FileNotFoundError(f"The folder {folder} holds no corpus.json: copy it "
-                                    "again, or build a corpus there.") from None
+                                    "again, or begin a new run.") from None
         problem = error
     except OSError as error: raise _not_read(folder, error) from None
     except (json.JSONDecodeError, RecursionError): problem = "corpus.json is no whole JSON object"
     except KeyError as error: problem = f"corpus.json lacks {error}"
     except (ValueError, TypeError) as error: problem = error
     raise ValueError(f"The corpus in {folder} is damaged ({problem}): copy it again, "
-                     "or delete the folder and build a corpus there.")
+                     "or begin a new run, which builds its own.")
 
 # %% ../nbs/appendix/corpus.ipynb #ad062254
 class Corpus:

@@ -151,7 +151,11 @@ def _check_text(file):
     if not block.strip():
         raise ValueError(f"The file {file} is empty: give a text with blank lines "
                          "between its documents.")
-    if b"\0" in block: raise not_utf8(f"The file {file}")  # every other byte of UTF-16
+    if (share := block.count(0) / len(block)) > 0.2:  # every other byte of UTF-16
+        raise not_utf8(f"The file {file}")
+    if share:
+        raise ValueError(f"The file {file} holds NUL characters, which no text has: take them out, "
+                         "or copy it again.")
     try: block.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.start < len(block) - 4 or len(block) < 1 << 20:

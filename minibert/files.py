@@ -28,7 +28,7 @@ from .core import lacks_memory, naming, way_on, write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 from .progress import is_trained_now
-from .sums import check_sum, drop_sums, keep_sums
+from .sums import check_sum, check_there, drop_sums, keep_sums
 
 # %% auto #0
 __all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'load_tensors', 'read_tensors', 'find_checkpoint', 'read_all',
@@ -190,6 +190,7 @@ def find_checkpoint(name: str | Path, **where) -> Path:
 # %% ../nbs/appendix/files.ipynb #c1f0a00f
 def read_all(folder: Path, family: Family) -> dict[str, Tensor]:
     "The tensors of a checkpoint, and those that their class has no place for."
+    check_there(folder, (".safetensors", ".bin"))
     state = read_tensors(folder)
     if family.beside and (folder / _SIDE).is_file(): state |= _read_file(folder / _SIDE)
     return state

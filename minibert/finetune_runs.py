@@ -259,11 +259,11 @@ def resume_finetuning(
         raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
                                 "minibert finetune began.")
     kept = read_options(path, FinetuneConfig, whole=True) | dict(out=str(folder))
+    check_sum(path)
     kept |= {name: place for name, place in moved.items() if place}
     for name, what in ("run", "RUN"), ("dataset", "--dataset"):
         place = Path(kept[name]).expanduser()
         if place.is_absolute() and not place.exists():
             raise FileNotFoundError(f"{place} is gone, which {folder} was begun with: put it back, "
                                     f"or say where it is now, by {what}.")
-    check_sum(path)
     return run_finetuning(FinetuneConfig(**kept), True, progress)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from .config_files import config_text
 from .core import Bounds, check_values, read_json, write_whole
+from .sums import check_sum, check_there
 from .text import check_text, close_spaces
 from .tokenizer import WordPieceTokenizer
 from .tokenizer_files import check_twice, fetch_files
@@ -247,6 +248,8 @@ def read_other(
 ) -> FileTokenizer:
     "A tokenizer out of its files; ValueError where they are of a kind that we don't read."
     kind, tk = tokenizer_type(files), _library()
+    check_there(name_or_folder, _FILES)
+    for path in files.values(): check_sum(path)
     config, others = (read_json(files[name], _TOLD) if name in files else {}
                       for name in ("tokenizer_config.json", "special_tokens_map.json"))
     if kind not in ("BPE", "Unigram"):

@@ -17,7 +17,8 @@ from minibert.core import (
     check_free, check_name, check_values, in_words, list_checkpoints, read_json, read_text, way_on,
     write_whole)
 from .progress import is_trained_now
-from .recipe import PretrainOptions, read_options
+from .recipe import PretrainOptions, check_resumed, read_options
+from .sums import check_sum
 
 # %% auto #0
 __all__ = ['FIGURES', 'describe', 'list_runs', 'run_rows', 'same_questions', 'paired', 'verdict', 'draw_both', 'compare_runs',
@@ -33,6 +34,7 @@ def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     "How far a run's checkpoints reach, and what the newest says of itself."
     for checkpoint in list_checkpoints(folder)[::-1]:
         state, step = read_json(checkpoint / "state.json"), int(checkpoint.name)
+        check_sum(checkpoint / "state.json")
         if state.get("step") == step: return step, state  # else a copy, named after a day
     return 0, {}
 
@@ -41,7 +43,7 @@ def _last_line(folder: Path) -> int:
     "The step of the last whole line of metrics.jsonl; 0 without one."
     path = folder / "metrics.jsonl"
     if not path.is_file(): return 0
-    lines = [line for line in read_text(path).splitlines() if line.endswith("}")]
+    lines = [line for line in read_text(path, most=1 << 30).splitlines() if line.endswith("}")]
     try: return int(json.loads(lines[-1])["step"]) if lines else 0
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise ValueError(f"{path} is damaged: its last line names no step.") from None
@@ -69,6 +71,7 @@ def _state(folder: Path, ended: bool, done: int, by_hand: bool) -> str:
 def _of_pretraining(folder: Path) -> dict:
     "What a run of pre-training says of itself."
     options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
+    check_resumed(replace(options, out=None), folder)  # somebody may have changed the file
     done, state = _progress(folder)
     ended = all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
     summary = read_json(folder / "summary.json") if ended else {}
@@ -86,6 +89,7 @@ def _of_pretraining(folder: Path) -> dict:
 def _of_finetuning(folder: Path) -> dict:
     "What a run of fine-tuning says of itself."
     options, (done, state) = read_json(folder / "options.json"), _progress(folder)
+    check_sum(folder / "options.json")
     ended = (folder / "figures.json").exists()
     told = read_json(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
@@ -221,18 +225,24 @@ def verdict(a: Any, b: Any, told: dict[str, dict]) -> str:
             f"({low:+.3f} to {high:+.3f}).")
 
 
-def draw_both(a: Any, b: Any, told: dict[str, dict]):
-    "The training losses of two runs, over each other."
+def _read_lines(run: str | Path) -> list[dict]:
+    "The lines of a run's metrics.jsonl; an error with a sentence where there are none."
     from minibert.checkpoints import read_metrics
+    lines, path = read_metrics(run), Path(run) / "metrics.jsonl"
+    way = ("so there is no curve to draw: copy it again, or measure both runs with minibert "
+           "evaluate.")
+    if not path.is_file(): raise FileNotFoundError(f"There is no {path}, {way}")
+    if not lines: raise ValueError(f"{path} has no whole line, {way}")
+    return lines
+
+
+def draw_both(runs: dict[Any, list[dict]], told: dict[str, dict]):
+    "The training losses of runs, by their lines of metrics, over each other."
     from minibert.report import OBJECTIVES
     from minibert.show import show_curves
     losses = [name for name in told if name.endswith("_loss")] or ["loss"]
     curves = {}
-    for run in a, b:
-        lines = read_metrics(run)
-        if not lines:
-            raise ValueError(f"{run}/metrics.jsonl has no whole line, so there is no curve to "
-                             "draw: copy it again, or measure both runs with minibert evaluate.")
+    for run, lines in runs.items():
         told = lines[0].keys() & set(losses) or {"loss"}
         for name in sorted(told):
             what = OBJECTIVES.get(name.removesuffix("_loss"), name)
@@ -277,11 +287,7 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
         raise PermissionError(f"{picture} cannot be made: nobody lets us write into "
                               f"{picture.parent}. Give another place with --out.")
     runs = open_run(a), open_run(b)
-    for run in (a, b):
-        there = [(Path(run) / name).is_file() for name in ("model.safetensors", "metrics.jsonl")]
-        if there == [True, False]:
-            raise FileNotFoundError(f"There is no {run}/metrics.jsonl, so there is no curve to draw: "
-                                    "copy it again, or measure both runs with minibert evaluate.")
+    lines = {run: _read_lines(run) for run in (a, b) if (Path(run) / "model.safetensors").is_file()}
     examples = same_questions(*runs)
     asked = (examples.figures(load_pretrained(run.folder), 50, 32) for run in runs)
     try: told = paired(*asked)
@@ -289,7 +295,7 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
         raise ValueError(f"{a} and {b} cannot be compared on their held-out text: {problem}") from None
     if not told: raise ValueError(f"{a} and {b} have no figure that could be paired.")
     data = io.BytesIO()
-    draw_both(a, b, told).savefig(data, format="png", metadata=dict(Title=title))
+    draw_both(lines, told).savefig(data, format="png", metadata=dict(Title=title))
     write_whole(picture, data.getvalue())
     return dict(a=str(a), b=str(b), figures=told, verdict=verdict(a, b, told),
                 picture=str(picture))

@@ -30,6 +30,7 @@ from .observer import part_curves, plain_batch
 from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
 from .show import show_curves, show_heads, show_matrix, show_sheet
+from .sums import check_sum
 from .vectors import anisotropy
 from .weights import load_pretrained
 
@@ -73,7 +74,8 @@ def _own_text(model, tokenizer, folder: Path, notes: list[str]) -> list[dict]:
     length = min(64, model.config.max_position_embeddings)
     try:
         for part in found[:1]:
-            corpus = Corpus.open(part, tokenizer, check=False)
+            check_sum(part / "corpus.json", folder)
+            corpus = Corpus.open(part, tokenizer)
             sampler = PairSampler(corpus, tokenizer, length)
             return [plain_batch(sampler, step) for step in range(4)]
     except (ValueError, OSError) as problem:

@@ -38,11 +38,15 @@ def _conllu():
 def _column(sentence, column: str, path) -> tuple[list[str], list[str]]:
     "The words and tags of a parsed sentence; lines like 2-3 and 8.1 are no words."
     rows = [row for row in sentence if isinstance(row["id"], int)]
-    tags = [row.get(column) for row in rows]
-    if not all(isinstance(tag, str) and tag != "_" for tag in tags):
-        raise ValueError(f"A word of {path} has no {column}: give a file that is "
-                         "tagged throughout, or another column (upos, xpos, deprel).")
-    return [row["form"] for row in rows], tags
+    words, tags = ([row.get(name) for row in rows] for name in ("form", column))
+    if cut := next((word for word, row in zip(words, rows) if len(row) != 10), None):
+        raise ValueError(f"{path} is not CoNLL-U: the line of the word {cut!r} lacks some of "
+                         "the ten columns, so it may be cut short.")
+    for word, tag in zip(words, tags):
+        if not isinstance(tag, str) or tag == "_":
+            raise ValueError(f"The word {word!r} of {path} has no {column}: give a file that is "
+                             "tagged throughout.")
+    return words, tags
 
 # %% ../nbs/appendix/probe_runs.ipynb #2a24e441
 def read_conllu(
@@ -54,7 +58,7 @@ def read_conllu(
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}: give a .conllu file.")
     try:
-        with open(path, encoding="utf8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             rows = [_column(s, column, path) for s in conllu.parse_incr(file)]
     except (conllu.exceptions.ParseException, UnicodeDecodeError) as problem:
         raise ValueError(f"{path} is not CoNLL-U ({problem}): each line has ten "

@@ -341,8 +341,8 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 def _check_letters(value: Any, name: str, path: str | Path) -> None:
     "Refuse half of a pair of surrogates, which no file's name can hold: ValueError."
-    try: os.fsencode("".join(word for word in (value if isinstance(value, tuple) else [value])
-                             if isinstance(word, str)))
+    try: "".join(word for word in (value if isinstance(value, tuple) else [value])
+                 if isinstance(word, str)).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise ValueError(f"In {path}, {name} is {value!r}, which holds half a letter (an "
                          "unpaired surrogate): write the whole letter.") from None

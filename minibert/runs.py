@@ -245,6 +245,11 @@ def ruler(run: Run) -> Any:  # a PairSampler, or other examples
 # %% ../nbs/appendix/runs.ipynb #5d409059
 def new_folder(out: str | None, where: str = "runs") -> Path:
     "The folder that a run is to have; an OSError with a sentence if it's there, or can't be."
+    if out is not None:
+        check_name(out)
+        if os.path.lexists(out):
+            raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
+                                  "with a run by --resume.")
     home = next(p for p in (Path(where) / "1" if out is None else Path(out)).absolute().parents
                 if p.exists())
     if home.is_dir() and not os.access(home, os.W_OK):
@@ -258,10 +263,6 @@ def new_folder(out: str | None, where: str = "runs") -> Path:
         names = (re.fullmatch(r"(\d{1,15})|\.(\d{1,15})\.making.*", name) for name in there)
         taken = [int(name[1] or name[2]) for name in names if name]
         return Path(where) / str(max(taken, default=0) + 1)
-    check_name(out)
-    if os.path.lexists(out):
-        raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
-                              "with a run by --resume.")
     return Path(out)
 
 

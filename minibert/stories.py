@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.resources import files
 
 import numpy as np
@@ -178,6 +178,7 @@ def _split_of(story):
     return {0: "validation", 1: "test"}.get(rest, "train")
 
 
+@lru_cache(1 << 13, typed=True)  # a run asks for the same ones again, to measure itself
 def _story(seed, split, index):
     "Draw until a story belongs to `split`."
     rng = random.Random(f"stories {seed} {split} {index}")

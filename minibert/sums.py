@@ -13,7 +13,7 @@ from pathlib import Path
 from .core import check_regular, write_whole
 
 # %% auto #0
-__all__ = ['SUMS', 'sum_of', 'read_sums', 'keep_sums', 'drop_sums', 'check_sum']
+__all__ = ['SUMS', 'sum_of', 'read_sums', 'keep_sums', 'drop_sums', 'check_sum', 'check_there']
 
 # %% ../nbs/appendix/sums.ipynb #847da0dd
 def sum_of(path: str | Path) -> str:  # 64 hexadecimal digits
@@ -72,3 +72,13 @@ def check_sum(
         raise ValueError(f"{path} is not the file that was written: its SHA-256 differs "
                          f"from the one in {home / SUMS}. Copy the folder again; "
                          "if you changed the file on purpose, delete its line there.")
+
+
+def check_there(
+    folder: str | Path,
+    ends: tuple[str, ...],  # of the files' names
+) -> None:
+    "Refuse a folder that has lost a file which its record names: FileNotFoundError."
+    named = (name for name in read_sums(folder) if "/" not in name and name.endswith(ends))
+    if gone := sorted(name for name in named if not (Path(folder) / name).is_file()):
+        raise FileNotFoundError(f"{folder} has lost {', '.join(gone)}: copy it again.")

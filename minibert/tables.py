@@ -163,6 +163,7 @@ def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # th
             file.seek(0)
             lines = csv.reader(file, delimiter=mark, strict=True)
             names, count = _next_row(lines) or [], 0
+            end = lines.line_num
             if any("\0" in name for name in names): raise not_utf8(f"The file {path}")
             _check_names(path, names, mark)
             yield names

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .core import check_values, read_json, read_text, write_whole
-from .sums import check_sum, drop_sums, read_sums
+from .sums import check_sum, check_there, drop_sums
 from .text import LONGEST_WORD, SPECIALS
 
 # %% auto #0
@@ -207,8 +207,7 @@ def read_tokenizer(
 ) -> dict[str, Any]:  # the arguments of a WordPieceTokenizer
     "What a tokenizer's files say; ValueError where it is not BERT's."
     files = _find_files(name_or_folder, hub)
-    if gone := {*_READ} & read_sums(name_or_folder).keys() - files.keys():
-        raise FileNotFoundError(f"{name_or_folder} has lost {', '.join(sorted(gone))}: copy it again.")
+    check_there(name_or_folder, _READ)
     read = {name: read_json(files[name], _KINDS) for name in _READ[1:] if name in files}
     for name, content in read.items(): _check_added(name, content)
     rules, config = (read.get(name, {}) for name in _FILES[1:])

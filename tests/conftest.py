@@ -1,6 +1,7 @@
 """What every test shares: no network, the same drawn examples in every run, and what a system cannot do is skipped."""
 import inspect
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,17 @@ def shared_data() -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    "The folder of a run of four steps, made anew for each module."
+@pytest.fixture(scope="session")
+def first_run(tmp_path_factory):
+    "The folder of a run of four steps, of which each module gets a copy."
     from command import QUICK, call
-    folder = tmp_path_factory.mktemp("cli")
+    folder = tmp_path_factory.mktemp("first")
     out, _ = call("pretrain", *QUICK, cwd=folder)
     assert "Saved in runs/1" in out and "masked words, accuracy" in out and "next sentence" in out
     return folder / "runs" / "1"
+
+
+@pytest.fixture(scope="module")
+def run(first_run, tmp_path_factory):
+    "The folder of a run of four steps, which is the module's own."
+    return Path(shutil.copytree(first_run, tmp_path_factory.mktemp("cli") / "runs" / "1"))

@@ -104,13 +104,15 @@ def test_run_yaml_repeats_a_run_bit_for_bit(run, tmp_path):
     assert figures_of(run) == figures_of(tmp_path / "twin")
 
 
+@pytest.mark.slow
 def test_minutes_decide_the_steps(tmp_path):
     call("pretrain", *quick("--minutes", 0.03, "--out", tmp_path / "run"))
     options = yaml.safe_load((tmp_path / "run/run.yaml").read_text())
     assert options["steps"] != 4 and options["minutes"] is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, id="ctrl-c"),
+                                    pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.slow)])
 def test_a_signal_saves_and_resume_goes_on(tmp_path, number):
     process = start("pretrain", *quick("--steps", 5000, "--out", tmp_path / "run"))
     until(tmp_path / "run/metrics.jsonl", process)
@@ -125,6 +127,7 @@ FROM = (*QUICK[:6], "--start")  # a vocabulary is not asked for: it is the model
 BY_HAND = ("--optimizer", "adamw", "--lr", "2e-3", "--mask-probability", "0.15", "--precision", "float32", "--log-steps", "1")
 
 
+@pytest.mark.slow
 def test_a_second_phase_starts_from_the_weights_of_the_first(run, tmp_path):
     first = tmp_path / "first"
     call("pretrain", *QUICK, "--max-position-embeddings", 48, "--out", first)
@@ -222,7 +225,8 @@ def test_numpy_says_what_it_does_not_do(numpy_run):
     assert [given[name] for name in ("optimizer", "precision", "dropout", "positions")] == ["adamw", "float32", 0.0, "absolute"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, id="ctrl-c"),
+                                    pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.slow)])
 def test_a_signal_with_numpy_saves_the_weights(tmp_path, number):
     process = start("pretrain", *quick("--backend", "numpy", "--steps", 100_000, "--out", tmp_path / "run"))
     until(tmp_path / "run/metrics.jsonl", process)
@@ -275,6 +279,7 @@ def test_the_val_text_is_asked_at_checkpoints(run, tmp_path):
         line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
 
 
+@pytest.mark.slow
 def test_tensorboard_on_request(tmp_path):
     if not __import__("importlib.util").util.find_spec("tensorboard"):
         assert "pip install tensorboard" in refused("pretrain", *QUICK, "--tensorboard", "--out", tmp_path / "run")
@@ -318,6 +323,7 @@ def test_the_command_starts_light():
     assert told.stdout.strip() == "[]", told
 
 
+@pytest.mark.slow
 def test_real_text_from_a_folder_in_the_hubs_layout(shared_data, tmp_path):
     "WikiText-2 itself: documents, vocabulary, ids and a few steps."
     call("pretrain", "--dataset", shared_data / "wikitext", "--name", "wikitext-2-v1", "--steps", 3, "--length", 32,
@@ -429,6 +435,7 @@ def stopped_early(folder):
     return twin
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_its_first_checkpoint_begins_again(tmp_path):
     call("pretrain", *QUICK, "--dropout", 0.1, "--seed", 3, "--out", tmp_path / "whole")
     twin = stopped_early(tmp_path / "whole")
@@ -441,6 +448,7 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_again(tmp_path):
         assert (twin / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_second_phase_stopped_early_begins_with_the_weights_of_the_first(run, tmp_path):
     call("pretrain", *FROM, run, "--out", tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "first")
@@ -484,6 +492,7 @@ def test_resume_ignores_no_edit_of_run_yaml(run, tmp_path):
     call("pretrain", "--resume", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_first_step_leaves_nothing(tmp_path):
     process = start("pretrain", *QUICK, cwd=tmp_path)
     until(tmp_path / "runs" / ".*.making*", process)

@@ -287,7 +287,7 @@ def test_a_shard_that_is_damaged_before_it_is_joined_is_named_too(tmp_path, monk
     (victim / "ids.npy").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with monkeypatch.context() as patched:
         patched.setattr(module, "_is_made", lambda folder: folder.is_dir())
-        with pytest.raises(ValueError, match=f"{victim.name} is damaged.*delete the folder"):
+        with pytest.raises(ValueError, match=f"{victim.name} is damaged.*begin a new run"):
             Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 1, 1000)
     assert not (tmp_path / "c").exists()
     with pytest.warns(UserWarning, match=victim.name): Corpus.build(as_documents(told_text()), Letters(), tmp_path / "c", 1, 1000)

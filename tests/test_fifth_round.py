@@ -96,6 +96,7 @@ def test_world_size_is_no_riddle(tmp_path, monkeypatch):
     assert "start it without torchrun" in refused("pretrain", "--backend", "numpy", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_start_are_listed_and_places_are_resolved(home):
     words = [word for word in QUICK if word not in ("--vocab-size", "1000")]
     call("pretrain", "--start", "base", *words, "--out", "more", cwd=home)
@@ -110,6 +111,7 @@ def test_the_runs_of_a_start_are_listed_and_places_are_resolved(home):
     assert "go on with" in call("runs", ".", cwd=home)[0]
 
 
+@pytest.mark.slow
 def test_a_large_number_among_the_runs_is_counted_on(tmp_path):
     (tmp_path / "runs/20261122").mkdir(parents=True)
     call("pretrain", *QUICK, cwd=tmp_path)
@@ -130,6 +132,7 @@ def test_a_lucky_first_batch_is_no_divergence():
     with pytest.raises(FloatingPointError, match="from a loss of 0.84 to 900"): check_diverged([*lines, dict(step=4, loss=900.0)], 7.9)
 
 
+@pytest.mark.slow
 def test_what_a_start_has_not_learned_its_runs_have_not(run, tmp_path):
     words = [word for word in QUICK if word not in ("--vocab-size", "1000")]
     call("pretrain", *QUICK, "--objectives", "mlm", "--out", "a", cwd=tmp_path)
@@ -151,6 +154,7 @@ def test_resume_takes_auto_for_what_was_chosen_and_names_what_minutes_became(hom
 def changed(home, labels): write_csv(home / "who.csv", labels)
 
 
+@pytest.mark.slow
 def test_a_frozen_classifier_goes_on_with_nothing_else(home):
     shutil.rmtree(home / "frozen")
     call("finetune", "base", "--dataset", "who.csv", "--frozen", "--length", 16, "--out", "frozen", cwd=home)
@@ -484,6 +488,7 @@ def test_a_completion_is_written_again(tmp_path):
     assert "minibert" in (tmp_path / "c").read_text()
 
 
+@pytest.mark.slow
 def test_a_picture_takes_no_other_ones_place(home):
     shutil.copytree(home / "base", home / "x/base"), shutil.copytree(home / "base", home / "é/base")
     (home / "base-and-base.png").write_bytes(b"mine")
@@ -508,6 +513,7 @@ def test_a_run_that_is_trained_now_is_waited_for(home):
     assert "go on with" in refused("fill-mask", "base", "[MASK]", cwd=home)
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_stopped_numpy_run_are_counted(home):
     call("pretrain", *QUICK, "--backend", "numpy", "--log-steps", 1, "--out", "n", cwd=home)
     (home / "n/summary.json").unlink()
@@ -522,6 +528,7 @@ def test_a_very_long_line_in_a_text_is_read(home):
     call("finetune", "base", "--dataset", "w.csv", "--frozen", "--length", 16, "--out", "n", cwd=home)
 
 
+@pytest.mark.slow
 def test_another_runs_options_are_noticed(home):
     call("pretrain", *QUICK, "--model", "gpt", "--out", "gpt", cwd=home)
     (home / "base/SHA256SUMS").unlink()
@@ -615,6 +622,7 @@ def test_one_damaged_run_does_not_hide_the_others(home):
     assert next(run for run in json.loads(call("runs", ".", "--json", cwd=home)[0])["runs"] if run["run"] == "tuned")["state"] == "stopped; its checkpoints are gone, so it can't go on"
 
 
+@pytest.mark.slow
 def test_the_metrics_of_another_run_are_refused(home):
     call("pretrain", *QUICK, "--model", "gpt", "--out", "gpt", cwd=home)
     shutil.copytree(home / "base", home / "twin")
@@ -656,6 +664,7 @@ def test_what_diverges_gets_advice_that_it_can_follow(home):
 
 # ---- and what an honest user does
 
+@pytest.mark.slow
 def test_the_stories_read_no_folder_of_that_name(tmp_path):
     for out in ("stories/1", "stories/2"): call("pretrain", *QUICK, "--out", out, cwd=tmp_path)
 

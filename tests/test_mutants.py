@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,7 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "every piece labelled in a tagging task": "evaluation: every piece labelled",
     "probs drawn after dropout": "attention: probs drawn after dropout",
 }
-FEW = ["attention: mask after the softmax", "embeddings: unbiased variance", "encoder: pre-norm", "losses: ignore_index=0",
-       "masking: labels taken after masking", "parity: NaN passes"]
+FEW = ["attention: mask after the softmax", "losses: ignore_index=0", "parity: NaN passes"]
 SLIPS = {"SyntaxError", "IndentationError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 
 
@@ -65,12 +65,16 @@ def test_bank_is_large_and_names_every_mistake_once():
     assert all(mutant.who.startswith("Whoever ") and mutant.who.endswith(".") for mutant in BANK)
 
 
+@lru_cache(None)  # of a notebook's cells, a mistake changes one
+def compiles(source): compile(TransformerManager().transform_cell(source), source[:40], "exec")
+
+
 def test_places_are_still_there():
     "In the module and in the notebook's exported cell, each exactly once; and what comes out is Python."
     for mutant in BANK:
         source = (ROOT / "minibert" / f"{mutant.module}.py").read_text(encoding="utf8")
         compile(patch(source, mutant), str(mutant), "exec")
-        for source in cells(mutant): compile(TransformerManager().transform_cell(source), str(mutant), "exec")
+        for source in cells(mutant): compiles(source)
 
 
 def test_place_that_is_gone_is_said():

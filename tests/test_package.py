@@ -262,8 +262,39 @@ def test_each_picture_is_whole_and_says_what_it_shows(path):
             assert not [side for side, row in sides.items() if row.min() < 1], html[:200]
 
 
+FORKS = """  # each module that is asked for in a process of its own, which has torch already and nothing of ours
+import importlib, os, sys, traceback
+import datasets, matplotlib.pyplot, rich.progress, torch, yaml
+for name in map(str.strip, iter(sys.stdin.readline, "")):
+    assert not [loaded for loaded in sys.modules if loaded.split(".")[0] == "minibert"]
+    if not (child := os.fork()):
+        code = 1
+        try: code = importlib.import_module(name) is None
+        except BaseException: traceback.print_exc()
+        finally: sys.stderr.flush(), os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def forks():
+    with subprocess.Popen([sys.executable, "-c", FORKS], cwd=ROOT.parent, text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as forks:
+        yield forks
+        forks.stdin.close()
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_module_imports_in_a_fresh_process(name): run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
+def test_module_imports_in_a_fresh_process(name, forks):
+    "Torch and other libraries were loaded before, which takes seconds: a fork shares them, where there are forks."
+    if not hasattr(os, "fork"): return run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
+    print(name, file=forks.stdin, flush=True)
+    assert forks.stdout.readline() == "0\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_module_imports_in_a_process_that_has_loaded_nothing(name): run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)

@@ -66,6 +66,7 @@ def test_missing_files_and_library(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="pip install conllu"): read_conllu(tmp_path / "a.conllu")
 
 
+@pytest.mark.slow
 def test_real_treebank_is_aligned(shared_data):
     pytest.importorskip("conllu")
     train, dev = read_treebank(shared_data / "ud_english_ewt")

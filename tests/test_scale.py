@@ -269,6 +269,7 @@ def test_nothing_keeps_the_group_and_its_threads_past_the_end(by_two):
     assert not any(told["group_left"] for told in by_two[1])
 
 
+@pytest.mark.slow
 def test_one_process_is_alone_and_pays_nothing():
     code = ("import sys, minibert.training, minibert.parallel as p; assert p.join_processes() == (0, 1); "
             "assert not p.dist.is_initialized() and 'accelerate' not in sys.modules and 'tensorboard' not in sys.modules")

@@ -123,6 +123,7 @@ def test_bench_prints_one_object_in_a_pipe(tmp_path):
     assert json.loads(out)["cases"], err
 
 
+@pytest.mark.slow
 def test_compare_overwrites_no_file_of_another_kind(run, tmp_path):
     shutil.copytree(run, tmp_path / "a")
     (tmp_path / "mine.csv").write_text("mine")

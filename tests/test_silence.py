@@ -255,6 +255,7 @@ def test_an_edited_run_is_not_measured_as_if_it_were_whole(run, tmp_path):
     assert json.loads(call("evaluate", twin)[0]) == json.loads(call("evaluate", run)[0])
 
 
+@pytest.mark.slow
 def test_a_damaged_line_of_metrics_loses_no_others(run, tmp_path):
     twin = copy(run, tmp_path / "run")
     lines = (twin / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -268,6 +269,7 @@ def test_a_damaged_line_of_metrics_loses_no_others(run, tmp_path):
     call("pretrain", "--resume", twin)
 
 
+@pytest.mark.slow
 def test_an_untrained_head_gives_no_answer(run, tmp_path):
     import transformers as hf
     hf.BertModel.from_pretrained(run).save_pretrained(tmp_path / "bare")

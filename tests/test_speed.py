@@ -175,6 +175,7 @@ def test_tricks_are_added_one_by_one():
     assert replace(peers["onednn"], label="", fast_products=False) == replace(peers["equal"], label="")
 
 
+@pytest.mark.slow
 def test_peers_take_turns():
     times, peaks = take_turns({name: list_peers()[name] for name in ("plain", "equal")}, SMALL, rounds=2, shape=(2, 12))
     assert [len(values) for values in times.values()] == [2, 2] and times.keys() == peaks.keys()

@@ -66,9 +66,7 @@ def cases(draw):
     return config, ids, real, labels.masked_fill(~told, -100), told.long(), seed
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(cases())
-def test_equal_to_hugging_face(case):
+def check_equal(case):
     config, ids, real, labels, told, seed = case
     theirs = reference(config, seed)
     ours = from_hf(theirs).eval()
@@ -98,6 +96,17 @@ def test_equal_to_hugging_face(case):
     hidden = dict(decoder_input_ids=shift_right(labels, config), decoder_attention_mask=told)
     with exact_norms(), torch.no_grad(): b = theirs(ids, real, **hidden)
     assert_same(ours(ids, real, **hidden).logits, b.logits, told)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(cases())
+def test_equal_to_hugging_face(case): check_equal(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(cases())
+def test_300_are_equal_to_hugging_face(case): check_equal(case)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -166,7 +175,7 @@ def test_counts_make_parts_add_up(config):
     assert_same(told[0], told[2], tol=1e-12)
 
 
-@pytest.mark.parametrize("config", [SMALL, NEWER], ids=["1.0", "1.1"])
+@pytest.mark.parametrize("config", [pytest.param(SMALL, id="1.0", marks=pytest.mark.slow), pytest.param(NEWER, id="1.1")])
 def test_fifty_steps_in_lockstep_with_theirs(config):
     theirs = reference(config, 3)
     ours = from_hf(theirs).train()
@@ -248,7 +257,7 @@ def test_configs_that_describe_no_t5(change, said):
     with pytest.raises(ValueError, match=said): T5Config.from_dict(SMALL.to_dict() | change)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(cases(), st.integers(0, 3))
 def test_cached_equals_uncached(case, pieces):
     config, ids, real, labels, _, seed = case

@@ -172,6 +172,7 @@ def test_a_control_code_in_a_name_splits_no_line(run, odd):
     assert clean(told) and told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_in_such_a_folder_keeps_its_lines(tmp_path):
     out, err = call("pretrain", *quick("--steps", 1, "--out", ODD), cwd=tmp_path)
     assert clean(out + err) and err.count("\n") == len(err.splitlines()) and "Training in odd\\n" in err and "Saved in odd\\n" in out

@@ -91,6 +91,7 @@ def test_a_model_that_was_only_started_from_another_is_not_asked(home, words):
     assert "begun is a run that isn't finished: go on with minibert pretrain --resume begun" in leaves_nothing(*words.split(), cwd=home)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_started_from_another_ends_with_its_own_weights(run, home, tmp_path):
     from safetensors.torch import load_file
     shutil.copytree(home / "begun", tmp_path / "begun")

@@ -141,6 +141,7 @@ def test_a_model_without_a_family_is_refused_at_the_door(tmp_path):
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_train_resume_and_write_what_one_does(tmp_path):
     alone = fresh()
     lines = fit(alone, Ladders(), CONFIG, tmp_path / "one", callbacks=[VAL], progress=False)

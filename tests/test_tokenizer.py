@@ -94,7 +94,7 @@ def check_string(tokenizers, text, pair, length):
         check_truncated(*tokenizers[name], text, pair, length)
 
 
-@strings(2_000)
+@strings(500)
 def test_strings(tokenizers, text, pair, length):
     check_string(tokenizers, text, pair, length)
 
@@ -164,9 +164,10 @@ def check_learning(texts, size, **options):
     return ours, alone
 
 
-def test_learns_the_same_8192(wikitext):
-    ours, alone = check_learning(wikitext["train"], 8192)
-    assert len(ours) == 8192
+@pytest.mark.parametrize("split, size", [("validation", 2000), pytest.param("train", 8192, marks=pytest.mark.slow)])
+def test_learns_the_same(wikitext, split, size):
+    ours, alone = check_learning(wikitext[split], size)
+    assert len(ours) == size
     assert len(set(ours) - set(alone)) < 20  # ties alone
 
 

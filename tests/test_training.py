@@ -314,6 +314,7 @@ def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp
     assert but_for_time(best_checkpoint(tmp_path / "a")) == but_for_time(best_checkpoint(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with only_run_in(tmp_path):
         code = f"from minibert.checkpoints import only_run_in\nwith only_run_in({str(tmp_path)!r}): pass"
@@ -394,6 +395,7 @@ def assert_equal_runs(a, b):
     assert names(a) == names(b) and but_for_time(best_checkpoint(a)) == but_for_time(best_checkpoint(b))
 
 
+@pytest.mark.slow
 def test_killed_three_times_nothing_is_lost(tmp_path, never_stopped):
     killed_at_random(tmp_path, 3, 1)
     assert_equal_runs(tmp_path, never_stopped)
