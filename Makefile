@@ -19,11 +19,11 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made $(PINNED)
-	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -q -e . -c constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e . -c constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made $(PINNED)
-	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -q -e ".[dev]" -c constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]" -c constraints.txt
 	$(BIN)/python -m ipykernel install --sys-prefix --display-name python3 >/dev/null  # as the notebooks call it: opening one changes nothing
 	@touch $@ $(VENV)/.installed
 

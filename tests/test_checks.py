@@ -124,9 +124,10 @@ def test_two_notebooks_write_at_once(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
-def test_kernel_killed_thirty_times_loses_nothing(tmp_path):
+@pytest.mark.parametrize("kills", [6, pytest.param(30, marks=pytest.mark.slow)])
+def test_kernel_killed_again_and_again_loses_nothing(tmp_path, kills):
     dice, confirmed = random.Random(0), set()
-    for kill in range(30):
+    for kill in range(kills):
         process = writer(str(kill), 10**6, tmp_path)
         process.stdout.readline()
         time.sleep(dice.random() * 0.03)
@@ -135,7 +136,7 @@ def test_kernel_killed_thirty_times_loses_nothing(tmp_path):
         confirmed.add(f"{kill}-0")
         process.wait()
         process.stdout.close()
-    assert confirmed <= {event["answer"] for event in checks.read_progress()} and len(confirmed) > 60
+    assert confirmed <= {event["answer"] for event in checks.read_progress()} and len(confirmed) > 2 * kills
     whole = [json.loads(line) for line in Path(os.environ["MINIBERT_PROGRESS"]).read_text().splitlines() if line.endswith("}")]
     assert len(whole) >= len(confirmed)
 
