@@ -215,10 +215,11 @@ def test_bigrams_by_hand_back_off():
     assert [say(left, right)["bigram_accuracy"] for left, right in ((1, 1), (2, 2), (0, 1), (2, 1))] == [1, 1, 1, 0]
 
 
-def test_the_likeliest_follower_is_the_likeliest_of_all_pieces(train):
+@pytest.mark.parametrize("commonest", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_the_likeliest_follower_is_the_likeliest_of_all_pieces(train, commonest):
     bigrams, counts, V = count_bigrams(train), count_pieces(train), train.vocab_size
     every = np.arange(V)
-    for left in (5, *map(int, counts.argsort()[-5:])):
+    for left in (5, *map(int, counts.argsort()[-commonest:])):
         loss = [bigram_baseline(bigrams, counts, np.array([left]), np.array([w]))["bigram_loss"] for w in every]
         best = int(np.argmin(loss))
         assert bigram_baseline(bigrams, counts, np.array([left]), np.array([best]))["bigram_accuracy"] == 1

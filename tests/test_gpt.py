@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as hf
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lockstep import one_thread, update_by_hand  # noqa: F401
+from lockstep import few_and_many, on_drawn, one_thread, update_by_hand  # noqa: F401
 from minibert.core import seeded
 from minibert.gpt import GPTConfig, GPTForCausalLM, causal_mask, continue_texts, generate, next_logits
 from minibert.optimizers import make_optimizers
@@ -76,15 +75,8 @@ def check_equal(case):
                 {name: p.grad for name, p in theirs.named_parameters()})
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(cases())
-def test_equal_to_hugging_face(case): check_equal(case)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(cases())
-def test_300_are_equal_to_hugging_face(case): check_equal(case)
+@few_and_many
+def test_equal_to_hugging_face(count): on_drawn(check_equal, count, cases())
 
 
 def test_every_parameter_gets_a_gradient():
@@ -191,9 +183,7 @@ def test_configs_that_describe_no_gpt():
     assert asdict(GPTConfig()) == GPTConfig().to_dict()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(cases(), st.integers(0, 3))
-def test_cached_equals_uncached(case, pieces):
+def check_cached(case, pieces):
     config, ids, real, seed = case
     real = real.flip(1) if not real[:, -1].all() else real  # padding on the left, as prompts have it
     ours = from_hf(reference(config, seed)).eval()
@@ -206,6 +196,10 @@ def test_cached_equals_uncached(case, pieces):
         shown = real[:, end - 1].bool()
         if shown.any(): assert_same(told[shown], whole[shown, end - 1])
         start = end
+
+
+@few_and_many
+def test_cached_equals_uncached(count): on_drawn(check_cached, count, cases(), st.integers(0, 3))
 
 
 def test_greedy_is_theirs_with_prompts_of_unequal_length():

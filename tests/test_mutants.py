@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,7 @@ def test_bank_is_large_and_names_every_mistake_once():
     assert all(mutant.who.startswith("Whoever ") and mutant.who.endswith(".") for mutant in BANK)
 
 
-@lru_cache(None)  # of a notebook's cells, a mistake changes one
+@cache  # of a notebook's cells, a mistake changes one
 def compiles(source): compile(TransformerManager().transform_cell(source), source[:40], "exec")
 
 

@@ -8,12 +8,12 @@ from unittest.mock import patch
 import pytest
 import torch
 import transformers as hf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.t5.modeling_t5 import T5Attention as TheirAttention
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from lockstep import one_thread, update_by_hand  # noqa: F401
+from lockstep import few_and_many, on_drawn, one_thread, update_by_hand  # noqa: F401
 from minibert.core import seeded
 from minibert.files import build_model
 from minibert.optimizers import make_optimizers
@@ -98,15 +98,8 @@ def check_equal(case):
     assert_same(ours(ids, real, **hidden).logits, b.logits, told)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(cases())
-def test_equal_to_hugging_face(case): check_equal(case)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(cases())
-def test_300_are_equal_to_hugging_face(case): check_equal(case)
+@few_and_many
+def test_equal_to_hugging_face(count): on_drawn(check_equal, count, cases())
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -257,9 +250,7 @@ def test_configs_that_describe_no_t5(change, said):
     with pytest.raises(ValueError, match=said): T5Config.from_dict(SMALL.to_dict() | change)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(cases(), st.integers(0, 3))
-def test_cached_equals_uncached(case, pieces):
+def check_cached(case, pieces):
     config, ids, real, labels, _, seed = case
     ours = from_hf(reference(config, seed)).eval()
     told = shift_right(labels, config)
@@ -273,6 +264,10 @@ def test_cached_equals_uncached(case, pieces):
     assert_same(torch.cat(parts, 1), whole)
     assert {kept["self"][0].shape[2] for kept in cache} == {told.shape[1]}
     assert {kept["cross"][0].shape[2] for kept in cache} == {ids.shape[1]}
+
+
+@few_and_many
+def test_cached_equals_uncached(count): on_drawn(check_cached, count, cases(), st.integers(0, 3))
 
 
 @pytest.mark.parametrize("config", [SMALL, NEWER], ids=["1.0", "1.1"])
