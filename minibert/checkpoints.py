@@ -229,13 +229,14 @@ def check_begins(
 # %% ../nbs/appendix/checkpoints.ipynb #9ff93373
 @contextmanager
 def only_run_in(folder: str | Path | None) -> Iterator[None]:
-    "Hold the folder's lock; RuntimeError if another run does."
+    "Hold the folder's lock, within an outer holder too; RuntimeError if another run does."
     if folder is None or join_processes()[0] > 0:
         yield
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
+    lock = Path(folder).resolve() / ".lock"
     try:
-        with FileLock(Path(folder) / ".lock", timeout=0): yield
+        with FileLock(lock, timeout=0, is_singleton=True): yield
     except Timeout:
         raise RuntimeError(f"Another process is training in {folder}: wait for it, or "
                            "give another folder.") from None

@@ -29,7 +29,7 @@ from . import __version__
 from .core import in_a_line, in_words, plain, stop_signals, told_bfloat16, typed
 from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
-    Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
+    COMMANDS, Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
 from .progress import is_first, is_shown, let_go, print_table, say, shown, tell_stderr
 from .recipe import as_record, as_yaml, check_resumed, is_classifier
@@ -62,6 +62,7 @@ def run_pretrain(options: Pretrain) -> None:
         return print_found(options, as_record(options), *as_yaml(options).splitlines())
     say(f"Opening {options.resume} ..." if options.resume else
         f"Reading {'the stories' if options.dataset == 'stories' else options.dataset} ...")
+    from minibert.checkpoints import only_run_in
     from minibert.core import going_on, keep_freed_memory
     from minibert.parallel import join_processes
     from minibert.report import (
@@ -72,9 +73,10 @@ def run_pretrain(options: Pretrain) -> None:
     with going_on("pretrain", options.resume or run.folder):
         if run is None: run, model, seconds = go_on(options, options.resume)
         else:
-            say_start(run)
-            if options.minutes is None and not options.quiet: say_how_long(run, model)
-            model, seconds = train(run, model)
+            with only_run_in(run.folder):  # `runs` tells it from a run that was stopped
+                say_start(run)
+                if options.minutes is None and not options.quiet: say_how_long(run, model)
+                model, seconds = train(run, model)
         if join_processes()[0]: return
         summary = finish(model, seconds, run)
     rest = [] if options.quiet or options.json else [
@@ -342,11 +344,11 @@ def plain_warnings() -> Iterator[None]:
     finally: warnings.formatwarning = before
 
 
-def _sentence(problem: Exception) -> str:
+def _sentence(problem: Exception, command: str) -> str:
     "What to say of an error, and that it's ours where nobody foresaw it."
     if isinstance(problem, Warning):
         return f"{in_words(problem)} (PYTHONWARNINGS makes an error of this notice.)"
-    if isinstance(problem, EXPECTED): return in_words(problem)
+    if isinstance(problem, EXPECTED): return in_words(problem, command)
     return (f"This is a mistake in minibert ({type(problem).__name__}: {in_words(problem)}): "
             "please report it with what MINIBERT_DEBUG=1 shows.")
 
@@ -356,11 +358,13 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     for stream in (sys.stdout, sys.stderr):  # a console without our letters shows codes
         if hasattr(stream, "reconfigure"): stream.reconfigure(errors="backslashreplace")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its cache is: nobody asks
+    command = ""
     try:
         with signals_stop(), plain_warnings():
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
             options = parse(words)
+            command = next(name for name, kind in COMMANDS.items() if isinstance(options, kind))
             told_bfloat16()  # another word is refused before there is work
             with shown(not options.quiet), redirect_stdout(Plain(sys.stdout)):
                 code = FUNCTIONS[type(options)](options) or 0
@@ -375,7 +379,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
         if getattr(signal.getsignal(signal.SIGINT), "heard", ()):  # a library made an error of it
             tell_stderr("\nStopped.")
             return 130
-        try: tell_stderr(f"minibert: {in_a_line(_sentence(problem))}")
+        try: tell_stderr(f"minibert: {in_a_line(_sentence(problem, command))}")
         except MemoryError: os.write(2, b"minibert: There isn't enough memory, even to say for what.\n")
         return silenced(2) if getattr(problem, "errno", None) else 2
 

@@ -192,7 +192,7 @@ def check_free(
         raise FileNotFoundError(f"{out} cannot be made: there is no folder {out.parent}. "
                                 f"Make it, or give another {what} with --out.")
     if not os.access(home, os.W_OK):
-        raise PermissionError(f"{out} cannot be made: nobody lets us write into {home}. "
+        raise PermissionError(f"{out} cannot be made: nobody lets us write into {home.absolute()}. "
                               f"Give another {what} with --out.")
     return out
 
@@ -291,15 +291,25 @@ def lacks_memory(problem: BaseException) -> bool:
             or getattr(problem, "errno", None) == errno.ENOMEM)
 
 
-def in_words(problem: BaseException) -> str:
+_SMALLER = {  # what each command may do with less of
+    "pretrain": "--batch-size, --length or --size, or more --gradient-accumulation-steps",
+    "finetune": "--batch-size or --length, or more --gradient-accumulation-steps",
+    "bench": "--batch-size, --length or --size"}
+
+
+def in_words(
+    problem: BaseException,
+    command: str = "",  # in which it came up
+) -> str:
     "What to tell a person of an error, in one line."
     said = " ".join(str(problem).split())
     code = getattr(problem, "errno", None)
     if re.search("gloo|nccl", said, re.I) and "onnection" in said:
         return "Another process of this run has ended or can't be reached: start them all again."
     if lacks_memory(problem):
-        return ("There isn't enough memory for that: begin anew with a smaller --batch-size, "
-                "--length or --size or more --gradient-accumulation-steps, or free some.")
+        less = _SMALLER.get(command)
+        return ("There isn't enough memory for that: "
+                f"{f'begin anew with a smaller {less}, or ' if less else ''}free some.")
     if code is None or not isinstance(problem, OSError): return said
     if not problem.strerror and not problem.filename: return said  # a sentence already
     what = problem.filename or "A file, or what minibert prints,"
@@ -358,7 +368,7 @@ def going_on(command: str, folder: str | Path) -> Iterator[None]:
     way = way_on(folder, command)
     try: yield
     except (OSError, MemoryError, RuntimeError) as problem:
-        said = in_words(problem)
+        said = in_words(problem, command)
         ours = said == " ".join(str(problem).split())  # a sentence already
         if ours or not Path(folder).is_dir(): raise
         raise RuntimeError(f"{said[:-1]}, then {way}.") from problem
@@ -506,9 +516,11 @@ def keep_freed_memory() -> bool:  # False where there is no glibc to ask
 
 # %% ../nbs/appendix/core.ipynb #b627558d
 def follow_parent() -> None:
-    "In a worker process: leave Ctrl-C to the parent, and end when it has been killed."
+    "In a worker process: leave Ctrl-C to the parent, and end when that has been killed, or by SIGTERM."
     def wait():
         multiprocessing.parent_process().join()
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # where one worker dies, its pool ends the others so
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     threading.Thread(target=wait, daemon=True).start()

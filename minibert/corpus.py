@@ -337,9 +337,9 @@ def _collect(making):
 
 def _died(folders):
     return RuntimeError(
-        f"The process that made the shard {' or '.join(map(str, folders))} died: build "
-        "again, what is finished is kept. (In a script, call Corpus.build under if "
-        "__name__ == '__main__', or with processes=1; else see whether memory ran out.)")
+        f"The process that made the shard {' or '.join(folder.name for folder in folders)} died: "
+        "see whether memory ran out, and begin again, with fewer processes. (In a script, call "
+        "Corpus.build under if __name__ == '__main__'; it keeps the shards that are finished.)")
 
 # %% ../nbs/appendix/corpus.ipynb #830da2b4
 def _join(shards, columns):

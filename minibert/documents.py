@@ -13,7 +13,8 @@ from pathlib import Path
 from reprlib import repr as short
 
 from .stories import stories
-from .tables import CsvRows, load_table, not_utf8, system_refusal, text_files
+from .tables import (
+    CsvRows, holds_nul, load_table, not_utf8, system_refusal, text_files, text_lines)
 
 # %% auto #0
 __all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_documents',
@@ -139,8 +140,8 @@ def _read_files(files):
     "Text files to documents of one paragraph."
     for file in files:
         try:
-            with open(file, encoding="utf-8-sig") as lines:
-                for paragraphs in group_rows(lines, whole=False):
+            with open(file, encoding="utf-8-sig") as text:
+                for paragraphs in group_rows(text_lines(text, f"The file {file}"), whole=False):
                     yield [" ".join(paragraphs)]
         except UnicodeDecodeError: raise not_utf8(f"The file {file}") from None
 
@@ -151,11 +152,7 @@ def _check_text(file):
     if not block.strip():
         raise ValueError(f"The file {file} is empty: give a text with blank lines "
                          "between its documents.")
-    if (share := block.count(0) / len(block)) > 0.2:  # every other byte of UTF-16
-        raise not_utf8(f"The file {file}")
-    if share:
-        raise ValueError(f"The file {file} holds NUL characters, which no text has: take them out, "
-                         "or copy it again.")
+    if 0 in block: raise holds_nul(f"The file {file}", block.decode("latin-1"))
     try: block.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.start < len(block) - 4 or len(block) < 1 << 20:

@@ -20,7 +20,7 @@ from torch import nn
 from .asking import began, check_weights, keep_learned, learned, untrained, warn_unknown
 from .attention import MultiHeadAttention
 from .bags import bag_of_words, word_counters
-from .checkpoints import check_begins
+from .checkpoints import check_begins, check_present, only_run_in
 from .classifiers import save_classifier
 from .core import (
     choose_precision, list_checkpoints, made_whole, read_json, seeded, write_whole)
@@ -179,6 +179,19 @@ def _claim(options: FinetuneConfig, sums: list[str], known: list[str]) -> None:
     if first_alone(make): raise _taken(out)
 
 # %% ../nbs/appendix/finetune_runs.ipynb #8d4f77ed
+def _finetune(model, train, val, config, out, progress, resume):
+    "`finetune`, which says what a person can do where it diverges."
+    rate = config.learning_rate
+    try: lines = finetune(model, train, val, config, out, progress=progress, resume=resume)
+    except FloatingPointError as problem:
+        if "answers" not in (said := str(problem)):  # the loop has said it, for pre-training
+            raise FloatingPointError(said.replace(" or lengthen the warm-up", "")) from None
+        raise FloatingPointError(
+            f"The fine-tuning diverged, so the model's answers are no finite numbers: begin "
+            f"anew with a lower learning rate than {rate:g}.") from None
+    _warn_of_loss(lines, len(model.names), rate)
+
+
 def _warn_of_loss(lines: Sequence[dict], count: int, rate: float) -> None:
     "Warn where the best loss on the part set aside is far above that of even guesses."
     best = min((line["val_loss"] for line in lines if "val_loss" in line), default=0.0)
@@ -231,20 +244,16 @@ def run_finetuning(
         trained = ("nsp" in learned(model.bert, began(options.run))  # its pooler
                    or model.pooling == "cls" and not options.frozen)
         _claim(replace(options, precision=config.precision), sums, ["nsp"] * trained)
-    try:
+    with only_run_in(out):
         if options.frozen: train_frozen(model, train, val)
-        else: _warn_of_loss(finetune(model, train, val, config, out, progress=progress,
-                                     resume=whole), len(model.names), config.learning_rate)
-    except FloatingPointError as problem:
-        if "answers" not in (said := str(problem)):  # the loop has said it, for pre-training
-            raise FloatingPointError(said.replace(" or lengthen the warm-up", "")) from None
-        raise FloatingPointError(
-            f"The fine-tuning diverged, so the model's answers are no finite numbers: begin "
-            f"anew with a lower learning rate than {options.learning_rate:g}.") from None
-    if not first: return {}
-    save_classifier(model, tokenizer, out)
-    figures = _summarise(model.eval(), tokenizer, parts, length)
-    write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")
+        else: _finetune(model, train, val, config, out, progress, whole)
+        if not first: return {}
+        check_present(out)
+        save_classifier(model, tokenizer, out)
+        figures = _summarise(model.eval(), tokenizer, parts, length)
+        check_present(out)
+        write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")
+        keep_sums(out, "figures.json")
     return figures
 
 # %% ../nbs/appendix/finetune_runs.ipynb #45c5b354

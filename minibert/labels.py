@@ -90,6 +90,11 @@ def _names_in(words: list[str], what: str) -> tuple[str, ...]:
         raise ValueError(f"{what} has {len(seen):,} different labels in "
                          f"{len(words):,} rows: is that the column of labels, and "
                          "are there several rows of each?")
+    spelled = {}
+    for word in sorted(seen): spelled.setdefault(word.casefold(), []).append(word)
+    if alike := next((words for words in spelled.values() if len(words) > 1), None):
+        warnings.warn(f"{what} has the labels {' and '.join(map(repr, alike))}, which are two classes: "
+                      "write them alike if they are one.", stacklevel=2)
     numeric = all(re.fullmatch(r"-?\d{1,18}", word) for word in seen)
     return tuple(sorted(seen, key=lambda word: (int(word) if numeric else 0, word)))
 
@@ -144,9 +149,11 @@ def _pick(dataset, columns: dict, wanted: list[str], split: str, splits) -> list
                          "was asked for: name one of them, or give the file itself.")
     for column in wanted:
         if column not in columns:
+            title = any(" " in name for name in columns)  # of the whole table, perhaps
             raise ValueError(f"{dataset} has the columns {', '.join(columns)}, and no "
                              f"{column}: say which ones hold text and label, by --text-column "
-                             "and --label-column.")
+                             "and --label-column" + (", and take out what stands above the line "
+                                                     "of their names." if title else "."))
     return [columns[column] for column in wanted]
 
 # %% ../nbs/appendix/labels.ipynb #0b58ffd0
@@ -240,7 +247,7 @@ def check_counts(
             raise ValueError(
                 f"The label {name!r} has {count} example{'s' * (count > 1)}, and "
                 f"{len(parts)} are the least ({', '.join(parts)}): add examples of it, "
-                "take a larger share, or leave this label out.")
+                "raise the share that is taken where it is below 1, or leave this label out.")
 
 # %% ../nbs/appendix/labels.ipynb #fcc71bb5
 def hold_out(

@@ -331,6 +331,9 @@ def refuse_rest(command: str, rest: list[str]) -> None:
     "ValueError for words that the command has no place for: what to do with them."
     if not rest: return
     kind, help_ = COMMANDS[command], f"minibert {command} --help explains its options."
+    if dashed := next((word for word in rest if re.match("[\u2010-\u2015\u2212]+[a-z]", word)), None):
+        raise ValueError(f"{dashed!r} begins with a dash as word processors set it: type -, or -- before "
+                         f"a long name. {help_}")
     if not rest[0].startswith("-"):
         words, left = [*places(kind).values()], " ".join(rest)
         takes = " and ".join(words) if words else "options alone"

@@ -49,6 +49,13 @@ def _last_line(folder: Path) -> int:
         raise ValueError(f"{path} is damaged: its last line names no step.") from None
 
 
+def _figures(path: Path) -> dict:
+    "What was measured in the end; ValueError where somebody has changed it since."
+    told = read_json(path)
+    check_sum(path)
+    return told
+
+
 def _near(name: str) -> str:
     "A path as it is written here: without the working folder, where it lies in it."
     here = os.path.join(os.getcwd(), "")
@@ -74,7 +81,7 @@ def _of_pretraining(folder: Path) -> dict:
     check_resumed(replace(options, out=None), folder)  # somebody may have changed the file
     done, state = _progress(folder)
     ended = all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
-    summary = read_json(folder / "summary.json") if ended else {}
+    summary = _figures(folder / "summary.json") if ended else {}
     by_hand = options.backend == "numpy"
     if by_hand: done = _last_line(folder)  # it keeps no checkpoints
     name = next((name for name in FIGURES if name in summary), None)
@@ -91,7 +98,7 @@ def _of_finetuning(folder: Path) -> dict:
     options, (done, state) = read_json(folder / "options.json"), _progress(folder)
     check_sum(folder / "options.json")
     ended = (folder / "figures.json").exists()
-    told = read_json(folder / "figures.json") if ended else {}
+    told = _figures(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     return dict(
         model="classifier", size=f"of {_near(options['run'])}", dataset=_near(options["dataset"]),
@@ -216,7 +223,7 @@ def verdict(a: Any, b: Any, told: dict[str, dict]) -> str:
     row = told[name]
     low, high = row["interval"]
     what = name.replace("_", " ")
-    if low <= 0 <= high:
+    if low <= 0 <= high or abs(row["difference"]) < 0.0005:  # as rounding leaves it
         return (f"No difference can be told: the {what} of {b} minus that of {a} lies "
                 f"between {low:.3f} and {high:.3f}.")
     better = b if (high < 0) == name.endswith("loss") else a
@@ -228,12 +235,22 @@ def verdict(a: Any, b: Any, told: dict[str, dict]) -> str:
 def _read_lines(run: str | Path) -> list[dict]:
     "The lines of a run's metrics.jsonl; an error with a sentence where there are none."
     from minibert.checkpoints import read_metrics
-    lines, path = read_metrics(run), Path(run) / "metrics.jsonl"
+    path = Path(run) / "metrics.jsonl"
+    if path.is_file(): check_sum(path)
+    lines = read_metrics(run)
     way = ("so there is no curve to draw: copy it again, or measure both runs with minibert "
            "evaluate.")
     if not path.is_file(): raise FileNotFoundError(f"There is no {path}, {way}")
     if not lines: raise ValueError(f"{path} has no whole line, {way}")
     return lines
+
+
+def _label(run: str | Path, nth: str) -> str:
+    "A run's name in a legend; `nth` where the font lacks one of its letters."
+    from matplotlib.font_manager import findfont, get_font
+    name = str(run) if len(str(run)) < 50 else f"...{str(run)[-45:]}"
+    if {*map(ord, name)} - get_font(findfont("DejaVu Sans")).get_charmap().keys(): return f"{nth} run"
+    return f"{'./' * name.startswith('_')}{name}"  # a _ would hide it
 
 
 def draw_both(runs: dict[Any, list[dict]], told: dict[str, dict]):
@@ -243,6 +260,7 @@ def draw_both(runs: dict[Any, list[dict]], told: dict[str, dict]):
     losses = [name for name in told if name.endswith("_loss")] or ["loss"]
     curves = {}
     for run, lines in runs.items():
+        label = _label(run, "the other" if curves else "one")
         told = lines[0].keys() & set(losses) or {"loss"}
         for name in sorted(told):
             what = OBJECTIVES.get(name.removesuffix("_loss"), name)
@@ -250,9 +268,7 @@ def draw_both(runs: dict[Any, list[dict]], told: dict[str, dict]):
             if not own:
                 raise ValueError(f"{run}/metrics.jsonl has no {name}, so it is of another run: "
                                  "copy the run's own again.")
-            label = str(run) if len(str(run)) < 50 else f"...{str(run)[-45:]}"
-            label = f"{'./' * label.startswith('_')}{label}: {what}"  # a _ would hide it
-            curves[label] = [line["step"] for line in own], [line[name] for line in own]
+            curves[f"{label}: {what}"] = [line["step"] for line in own], [line[name] for line in own]
     ends = [f"{name} from {ys[0]:.2f} to {ys[-1]:.2f}" for name, (_, ys) in curves.items()]
     return show_curves(curves, alt=f"The losses of two runs: {'; '.join(ends)}.")
 
@@ -285,7 +301,7 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     if out: check_free(picture, "file")
     if not os.access(picture.parent, os.W_OK):
         raise PermissionError(f"{picture} cannot be made: nobody lets us write into "
-                              f"{picture.parent}. Give another place with --out.")
+                              f"{picture.parent.absolute()}. Give another place with --out.")
     runs = open_run(a), open_run(b)
     lines = {run: _read_lines(run) for run in (a, b) if (Path(run) / "model.safetensors").is_file()}
     examples = same_questions(*runs)

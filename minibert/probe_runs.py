@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ from .probe_vectors import Row
 from .probing import TaggedText, tag_stories
 from .roles import probe_roles
 from .stories import stories
+from .tables import text_lines
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
@@ -59,7 +61,8 @@ def read_conllu(
         raise FileNotFoundError(f"There is no file {path}: give a .conllu file.")
     try:
         with open(path, encoding="utf-8-sig") as file:
-            rows = [_column(s, column, path) for s in conllu.parse_incr(file)]
+            text = "".join(text_lines(file, f"The file {path}"))
+        rows = [_column(s, column, path) for s in conllu.parse_incr(io.StringIO(text))]
     except (conllu.exceptions.ParseException, UnicodeDecodeError) as problem:
         raise ValueError(f"{path} is not CoNLL-U ({problem}): each line has ten "
                          "columns, tab between them.") from None
@@ -97,7 +100,7 @@ def read_word_table(
 ) -> tuple[list[Row], list[str], list[str]]:  # rows, words, labels
     "A CSV file of sentence, word, label; ValueError where a line can't be asked."
     with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(text_lines(file, f"The file {path}"))
         missing = {"sentence", "word", "label"} - set(reader.fieldnames or ())
         if missing:
             raise ValueError(f"{path} has no column {min(missing)}: its first line must "

@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 import textwrap
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch import nn
 from .asking import began, check_learned, learned, warn_unknown
 from .baselines import count_bigrams, count_pieces
 from .callbacks import forecast
-from .checkpoints import read_metrics
+from .checkpoints import check_present, only_run_in, read_metrics
 from .core import seeded, write_whole
 from .corpus import Corpus
 from .documents import load_documents
@@ -34,6 +35,7 @@ from .recipe import PretrainOptions, read_objectives
 from .runs import (
     START, VAL_SEED, Run, open_run, ruler, seconds_a_step, training_config)
 from .stories import stories
+from .sums import keep_sums
 from .weights import save_pretrained
 
 # %% auto #0
@@ -76,7 +78,11 @@ def measure_pairs(model: BertForPreTraining, run: Run) -> dict:
         about = dict(counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
     if run.options.dataset == "stories":
         about["stories"] = stories(run.val.n_documents, split="validation")
-    return evaluate_pretraining(model, ruler(run), **about)
+    told = evaluate_pretraining(model, ruler(run), **about)
+    if (asked := told.get("mlm_tokens", 0)) > (held := len(run.val.ids)):
+        warnings.warn(f"The held-out text has {held:,} tokens, and {asked:,} were asked for, so each "
+                      "several times: the intervals are too narrow. Give more text.", stacklevel=2)
+    return told
 
 
 def measure_windows(model: nn.Module, run: Run) -> dict:
@@ -338,11 +344,15 @@ def finish(model: nn.Module, seconds: float, run: Run) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
     from minibert.show import write_figure
     say("Measuring on held-out text ...")
-    model, lines = model.cpu(), read_metrics(run.folder)
-    check_diverged(lines, 1 + math.log(run.config.vocab_size))  # that of even guesses
-    save_pretrained(model, run.tokenizer, run.folder)
-    shutil.rmtree(run.folder / START, ignore_errors=True)  # it has weights of its own now
-    summary = measure(model, run) | dict(train_seconds=seconds)
-    if lines: write_figure(draw_curves(lines, summary), run.folder / "curves.png")
-    write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    with only_run_in(run.folder):
+        model, lines = model.cpu(), read_metrics(run.folder)
+        check_diverged(lines, 1 + math.log(run.config.vocab_size))  # that of even guesses
+        check_present(run.folder)
+        save_pretrained(model, run.tokenizer, run.folder)
+        shutil.rmtree(run.folder / START, ignore_errors=True)  # it has weights of its own now
+        summary = measure(model, run) | dict(train_seconds=seconds)
+        check_present(run.folder)
+        if lines: write_figure(draw_curves(lines, summary), run.folder / "curves.png")
+        write_whole(run.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        keep_sums(run.folder, "summary.json", *["metrics.jsonl"] * bool(lines))
     return summary

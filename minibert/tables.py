@@ -14,7 +14,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import chain, islice
@@ -28,7 +28,7 @@ import yaml
 from .sums import sum_of
 
 # %% auto #0
-__all__ = ['TABLES', 'text_files', 'not_utf8', 'CsvRows', 'load_table', 'system_refusal']
+__all__ = ['TABLES', 'text_files', 'not_utf8', 'holds_nul', 'text_lines', 'CsvRows', 'load_table', 'system_refusal']
 
 # %% ../nbs/appendix/tables.ipynb #9269b213
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".ndjson": "json",
@@ -75,6 +75,9 @@ def _check_parts(path, files):
 def _sort_files(path):
     "The texts and the tables of a folder; ValueError where it holds anything else."
     files = list(_below(path))
+    if model := next((file for file in files if file.suffix in (".safetensors", ".bin")), None):
+        raise ValueError(f"The folder {path} is that of a model ({model.name}), and texts are wanted: "
+                         "give their folder, or a file.")
     if odd := [(file, fault) for file in files if (fault := _fault(file))]:
         named = ", ".join(f"{file.relative_to(path)} ({fault})" for file, fault in odd[:3])
         more = f" and {len(odd) - 3:,} more" if odd[3:] else ""
@@ -120,6 +123,31 @@ def text_files(
     if path.is_file(): return [] if path.suffix.lower() in TABLES else [path]
     return _sort_files(path)[0] if path.is_dir() and not _description(path) else []
 
+# %% ../nbs/appendix/tables.ipynb #7ab10e02
+_PACKED = re.compile(r"\.(gz|zip|bz2|xz|7z|docx?|odt|rtf|pdf|xlsx?|ods)$", re.I)
+
+
+def not_utf8(what: str) -> ValueError:  # "The file x.csv"
+    "What to say of a text in another encoding."
+    if _PACKED.search(what):
+        return ValueError(f"{what} isn't UTF-8 text: unpack it, or export it as plain text.")
+    if re.search(r"\.(parquet|arrow|feather)$", what, re.I):
+        return ValueError(f"{what} is damaged, since a text in it isn't UTF-8: copy it again.")
+    return ValueError(f"{what} isn't UTF-8 text: save it as UTF-8.")
+
+
+def holds_nul(what: str, part: str) -> ValueError:
+    "What to say of a text with NUL characters: half of UTF-16 are such, and else there is damage."
+    if _PACKED.search(what) or re.search("([^\0]\0){3}|(\0[^\0]){3}", part): return not_utf8(what)
+    return ValueError(f"{what} holds NUL characters, which no text has: take them out, or copy it again.")
+
+
+def text_lines(lines: Iterable[str], what: str) -> Iterator[str]:
+    "The lines of a text; ValueError where one holds NUL characters."
+    for line in lines:
+        if "\0" in line: raise holds_nul(what, line)
+        yield line
+
 # %% ../nbs/appendix/tables.ipynb #5a81c0d2
 _LONGEST = 10_000_000  # characters of a cell; Python's own limit is a short book's chapter
 
@@ -129,13 +157,6 @@ def _next_row(lines):
     before = csv.field_size_limit(_LONGEST)
     try: return next(lines, None)
     finally: csv.field_size_limit(before)
-
-
-def not_utf8(what: str) -> ValueError:  # "The file x.csv"
-    "What to say of a text in another encoding."
-    if re.search(r"\.(gz|zip|bz2|xz|7z|docx?|odt|rtf|pdf|xlsx?|ods)$", what, re.I):
-        return ValueError(f"{what} isn't UTF-8 text: unpack it, or export it as plain text.")
-    return ValueError(f"{what} isn't UTF-8 text: save it as UTF-8.")
 
 
 def _csv_fault(problem: csv.Error) -> str:
@@ -161,10 +182,9 @@ def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # th
                 raise ValueError(f"The first line of {path} separates columns by {other[1]!r}: "
                                  f"separate them by {mark!r}.")
             file.seek(0)
-            lines = csv.reader(file, delimiter=mark, strict=True)
+            lines = csv.reader(text_lines(file, f"The file {path}"), delimiter=mark, strict=True)
             names, count = _next_row(lines) or [], 0
             end = lines.line_num
-            if any("\0" in name for name in names): raise not_utf8(f"The file {path}")
             _check_names(path, names, mark)
             yield names
             while (row := _next_row(lines)) is not None:

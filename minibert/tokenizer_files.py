@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -188,8 +189,14 @@ def read_vocab(path: str | Path) -> list[str]:
     "The pieces of a `vocab.txt`, one a line."
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}: give a vocab.txt.")
-    lines = read_text(path).removesuffix("\n").split("\n")
-    return [line.rstrip() for line in lines]
+    lines = read_text(path).removeprefix("\ufeff").removesuffix("\n").split("\n")
+    pieces = [line.rstrip() for line in lines]
+    for twice, count in Counter(pieces).items():
+        if count > 1:
+            one, other = [k for k, piece in enumerate(pieces, 1) if piece == twice][:2]
+            raise ValueError(f"{path} has the piece {twice!r} in the lines {one} and {other}: copy it "
+                             "again, since the number of its line is a piece's id.")
+    return pieces
 
 # %% ../nbs/appendix/tokenizer_files.ipynb #6b15102e
 _OPTIONS = {  # ours: in tokenizer_config.json, in tokenizer.json

@@ -116,8 +116,9 @@ def number_pieces(
     named = dict(sorted(named.items(), key=lambda pair: pair[1]))
     n = len(vocab)
     if len(named) < n:
-        raise ValueError(f"{n - len(named)} pieces stand twice in the vocabulary: "
-                         "keep one of each.")
+        twice = next(piece for piece in vocab if vocab.count(piece) > 1)
+        raise ValueError(f"The piece {twice!r} stands twice among the {n} pieces: give each once, in "
+                         "the order of its id.")
     if missing := [name for name in SPECIALS if name not in named]:
         raise ValueError(f"The vocabulary of {n} pieces lacks {', '.join(missing)}: "
                          "BERT needs all five specials.")

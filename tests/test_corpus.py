@@ -294,7 +294,7 @@ def test_a_shard_that_is_damaged_before_it_is_joined_is_named_too(tmp_path, monk
     assert read_all(tmp_path / "c") == one_go
 
 
-@pytest.mark.parametrize("word, kind, said", [("exit", RuntimeError, "shard .* died: build again"), ("raise", KeyError, "gave up")])
+@pytest.mark.parametrize("word, kind, said", [("exit", RuntimeError, "shard .* died: see whether memory ran out"), ("raise", KeyError, "gave up")])
 def test_what_happens_to_a_helper_is_said_and_the_rest_is_kept(tmp_path, one_go, word, kind, said):
     from multiprocessing import active_children
     bad = told_text()

@@ -418,7 +418,7 @@ def test_refusals(tmp_path):
     refused(ValueError, "no word", WordPieceTokenizer.train, ["  ", "\n"])
     refused(TypeError, "one str", WordPieceTokenizer.train, "some text")
     refused(ValueError, "[MASK]", WordPieceTokenizer, SPECIALS[:4])
-    refused(ValueError, "stand twice", WordPieceTokenizer, [*SPECIALS, "a", "a"])
+    refused(ValueError, "stands twice", WordPieceTokenizer, [*SPECIALS, "a", "a"])
     refused(ValueError, "must be 0 to", WordPieceTokenizer, {p: 2 * k for k, p in enumerate(SPECIALS)})
     refused(FileNotFoundError, "no file", WordPieceTokenizer.from_vocab, tmp_path / "none.txt")
     refused(FileNotFoundError, "neither", WordPieceTokenizer.from_pretrained, tmp_path)
