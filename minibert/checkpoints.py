@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -227,6 +228,14 @@ def check_begins(
         "a new --out.")
 
 # %% ../nbs/appendix/checkpoints.ipynb #9ff93373
+def _take_away_halves(folder: Path) -> None:
+    "Remove what another process has half written beside a folder, and was killed."
+    begun = re.compile(rf"\.{re.escape(folder.name)}\.\d+\.tmp")
+    with suppress(OSError):
+        for path in folder.parent.iterdir():
+            if begun.fullmatch(path.name): shutil.rmtree(path, ignore_errors=True)
+
+
 @contextmanager
 def only_run_in(folder: str | Path | None) -> Iterator[None]:
     "Hold the folder's lock, within an outer holder too; RuntimeError if another run does."
@@ -236,7 +245,9 @@ def only_run_in(folder: str | Path | None) -> Iterator[None]:
     Path(folder).mkdir(parents=True, exist_ok=True)
     lock = Path(folder).resolve() / ".lock"
     try:
-        with FileLock(lock, timeout=0, is_singleton=True): yield
+        with FileLock(lock, timeout=0, is_singleton=True):
+            _take_away_halves(lock.parent)
+            yield
     except Timeout:
         raise RuntimeError(f"Another process is training in {folder}: wait for it, or "
                            "give another folder.") from None

@@ -163,6 +163,10 @@ def _find_files(name: str | Path, hub: dict) -> dict[str, Path]:
     else:
         found = fetch_files(str(name), hub)
     if not found.keys() & {"vocab.txt", "tokenizer.json"}:
+        run = Path(name).absolute().parents[1]
+        if (run / "vocab.txt").is_file() and Path(name).is_dir():
+            raise FileNotFoundError(f"{name} is a checkpoint without a vocabulary, which its run has: ask "
+                                    f"{run}, or copy vocab.txt and tokenizer_config.json from there.")
         raise FileNotFoundError(
             f"{str(name)!r} gave neither vocab.txt nor tokenizer.json: give a folder "
             "or a hub name that has them (without a network: one in the cache).")

@@ -193,3 +193,15 @@ def test_a_small_text_that_is_asked_often_is_said(run, tmp_path):
     (tmp_path / "small.txt").write_text("Anna saw the cat. It ran to the tree.\n\nBen had a ball. He lost it there.\n\n" * 40)
     with pytest.warns(UserWarning, match="so each several times: the intervals are too narrow"):
         call("evaluate", run, "--dataset", "small.txt", cwd=tmp_path)
+
+
+def test_a_killed_process_leaves_nothing_for_ever_and_a_checkpoint_names_its_run(copy):
+    half = copy.with_name(f".{copy.name}.99999.tmp")
+    half.mkdir()
+    (copy / "summary.json").unlink()
+    call("pretrain", "--resume", copy, "--quiet")
+    assert not half.exists() and (copy / "summary.json").is_file()
+    checkpoint = max(copy.glob("checkpoints/*"))
+    assert f"ask {copy}, or copy vocab.txt" in refused("fill-mask", checkpoint, "a [MASK]")
+    for name in "vocab.txt", "tokenizer_config.json": shutil.copy(copy / name, checkpoint)
+    assert call("fill-mask", checkpoint, "a [MASK]") == call("fill-mask", copy, "a [MASK]")
