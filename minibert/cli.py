@@ -98,10 +98,6 @@ def run_evaluate(options: Evaluate) -> None:
         raise ValueError(f"{options.run} is a classifier, which minibert finetune measures when "
                          "it ends (figures.json): give a run of minibert pretrain.")
     if options.dataset is None:
-        for name in ("name", "text_column"):
-            if (value := getattr(options, name)) != getattr(Evaluate, name):
-                raise ValueError(f"--{name.replace('_', '-')} {value} belongs to a data "
-                                 "set: give it with --dataset.")
         try: run = open_run(options.run)
         except FileNotFoundError as problem:
             if any(Path(options.run, name).is_file() for name in ("run.yaml", ".run.yaml")): raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from reprlib import repr as short
@@ -17,8 +17,8 @@ from .tables import (
     CsvRows, holds_nul, load_table, not_utf8, system_refusal, text_files, text_lines)
 
 # %% auto #0
-__all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_documents',
-           'sample_sentences']
+__all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'check_asked',
+           'load_documents', 'sample_sentences']
 
 # %% ../nbs/appendix/documents.ipynb #1b0d3ea8
 _END = re.compile(r"""([.!?…]+)(["'”’»)\]]*(?:\s["”)\]])?)(?:\s+|$)|[。！？]+[」』”’）]*\s*""")
@@ -141,9 +141,9 @@ def _read_files(files):
     for file in files:
         try:
             with open(file, encoding="utf-8-sig") as text:
-                for paragraphs in group_rows(text_lines(text, f"The file {file}"), whole=False):
+                for paragraphs in group_rows(text_lines(text, file), whole=False):
                     yield [" ".join(paragraphs)]
-        except UnicodeDecodeError: raise not_utf8(f"The file {file}") from None
+        except UnicodeDecodeError: raise not_utf8(file) from None
 
 # %% ../nbs/appendix/documents.ipynb #276216cb
 def _check_text(file):
@@ -152,11 +152,11 @@ def _check_text(file):
     if not block.strip():
         raise ValueError(f"The file {file} is empty: give a text with blank lines "
                          "between its documents.")
-    if 0 in block: raise holds_nul(f"The file {file}", block.decode("latin-1"))
     try: block.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.start < len(block) - 4 or len(block) < 1 << 20:
-            raise not_utf8(f"The file {file}") from None
+            raise not_utf8(file) from None
+    if 0 in block: raise holds_nul(file, block.decode("latin-1"))
 
 # %% ../nbs/appendix/documents.ipynb #d2554463
 def _warn_of_splits(files):
@@ -192,7 +192,7 @@ def _parts(rows, column, source):
             count += len(part[column])
     except Exception as error:
         if isinstance(rows, CsvRows): raise  # it has said what is wrong
-        if isinstance(error, UnicodeDecodeError): raise not_utf8(f"The table {source}") from None
+        if isinstance(error, UnicodeDecodeError): raise not_utf8(source, "table") from None
         if told := system_refusal(error): raise told from None
         raise ValueError(f"The data set {source} broke off after {count:,} rows "
                          f"({type(error).__name__}): try again.") from error
@@ -200,12 +200,17 @@ def _parts(rows, column, source):
 
 def _texts(rows, column, source):
     "The texts of a column; ValueError where a cell holds anything else."
+    k = missing = 0
     for k, cell in enumerate(chain.from_iterable(_parts(rows, column, source)), start=1):
+        missing += cell is None
         if not isinstance(cell, str | None):
             raise ValueError(f"Row {k:,} of {source} has {short(cell)} in the column "
                              f"{column}, which is no text ({type(cell).__name__}): name "
                              "a column of texts with --text-column.")
         yield cell or ""
+    if missing:
+        warnings.warn(f"{missing:,} of {k:,} rows of {source} have no text in the column {column}: they "
+                      "count as empty.", stacklevel=2)
 
 # %% ../nbs/appendix/documents.ipynb #4c448017
 def _load_rows(source, name, split, text_column, streaming):
@@ -223,13 +228,15 @@ def _load_rows(source, name, split, text_column, streaming):
     return lambda: _texts(rows, text_column, source), apart
 
 # %% ../nbs/appendix/documents.ipynb #6b2fe76a
-def _check_unasked(source, name, text_column, streaming):
-    "Refuse what only a data set of tables has, where there are none: ValueError."
-    for flag, value, default in (("name", name, None), ("text-column", text_column, "text"),
-                                 ("streaming", streaming, False)):
-        if value != default:
-            raise ValueError(f"--{flag} {value} is of a data set, and {source} is plain "
-                             f"text: leave --{flag} out, or give another --dataset.")
+def check_asked(
+    source: str | Path | None,  # as for `load_documents`; None: there is none
+    asked: Sequence[str],  # what was given of name, text_column and streaming, as a person reads it
+) -> None:
+    "Refuse what only a data set of tables has, where `source` is none: ValueError."
+    if not asked or source not in (None, "stories") and not text_files(Path(source)): return
+    plain = f"and {source} is plain text"
+    raise ValueError(f"{asked[0]} is of a data set of tables, {plain if source else 'and none is given'}: "
+                     "leave it out, or give a --dataset that has it.")
 
 
 def load_documents(
@@ -241,19 +248,22 @@ def load_documents(
     streaming: bool = False,  # a data set is read as it comes, and not kept
 ) -> Documents:  # iterate over it as often as you like
     "Read documents, lists of sentences; ValueError with a sentence if that fails."
-    what, own = f"{source}, {split}", (name, text_column, streaming)
+    what = f"{source}, {split}"
+    asked = [f"{word} {value}" for word, value, default in (
+        ("name", name, None), ("text_column", text_column, "text"), ("streaming", streaming, False))
+             if value != default]
     if source == "stories":
         if Path(source).exists():
             warnings.warn("stories is the corpus that is built in, and not what is called "
                           "so in this folder: give ./stories for that.", stacklevel=2)
-        _check_unasked(source, *own)
+        check_asked(source, asked)
         count = limit or (4000 if split == "train" else 400)
         told = [list(story.sentences) for story in stories(count, split=split)]
         return Documents(lambda: iter(told), what, limit)
     if files := text_files(Path(source)):
         for file in files: _check_text(file)
         _warn_of_splits(files)
-        _check_unasked(source, *own)
+        check_asked(source, asked)
         read, apart, parts = lambda: _read_files(files), False, _LINES
     else:
         rows, apart = _load_rows(source, name, split, text_column, streaming)

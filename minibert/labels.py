@@ -123,8 +123,9 @@ def _columns(dataset, name, split) -> tuple[dict[str, list], dict, list[str], bo
     table = tables[split]
     known = {column: feature.names for column, feature in table.features.items()
              if hasattr(feature, "names")}
-    try: columns = {column: table[column][:] for column in table.column_names}
-    except UnicodeDecodeError: raise not_utf8(f"The table {dataset}") from None
+    try: columns = (table.columns() if isinstance(table, CsvRows) else
+                    {column: table[column][:] for column in table.column_names})
+    except UnicodeDecodeError: raise not_utf8(dataset, "table") from None
     for column, names in known.items() if not isinstance(table, CsvRows) else ():
         columns[column] = [names[v] if v is not None and v >= 0 else v
                            for v in columns[column]]

@@ -430,6 +430,18 @@ def check_apart(options: Any) -> None:
                          "what is there: give another place with --out.")
 
 
+def _check_asked(options, by_hand, path):
+    "Refuse the options of a data set of tables where a text is read, or nothing at all."
+    if not isinstance(options, Pretrain | Evaluate) or getattr(options, "resume", None): return
+    names = [name for name in ("name", "text_column", "streaming")
+             if getattr(options, name, None) != getattr(type(options), name, None)]
+    if not names: return
+    from minibert.documents import check_asked
+    told = [f"--{name.replace('_', '-')}" if name in by_hand else f"In {path}, {name}" for name in names]
+    check_asked(options.dataset, [f"{one} {getattr(options, name)}".removesuffix(" True")
+                                  for one, name in zip(told, names)])
+
+
 _COMPLETION = {"--tyro-print-completion": "SHELL", "--tyro-write-completion": "SHELL FILE"}
 _SHELLS = "bash", "zsh", "fish"
 
@@ -460,6 +472,7 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
                              f"an old one's, which are in {options.resume}: leave one out.")
         options = at_home(options)
         check_apart(options)
+        _check_asked(options, by_hand, found["config"])
         return options
     if command in _COMPLETION:
         takes = _COMPLETION[command]

@@ -32,11 +32,20 @@ FIGURES = {  # the main figure, by the first that a run has; then what it stands
 
 def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     "How far a run's checkpoints reach, and what the newest says of itself."
-    for checkpoint in list_checkpoints(folder)[::-1]:
+    checkpoints = list_checkpoints(folder)
+    for checkpoint in checkpoints[::-1]:
         state, step = read_json(checkpoint / "state.json"), int(checkpoint.name)
         check_sum(checkpoint / "state.json")
         if state.get("step") == step: return step, state  # else a copy, named after a day
+    if checkpoints:
+        raise ValueError(f"{checkpoints[-1]} says that it was kept at step {state.get('step')}: "
+                         "copy the folder again.")
     return 0, {}
+
+
+def _ended(folder: Path, figures: str) -> bool:
+    "Has it been measured, and has it the weights?"
+    return all((folder / name).exists() for name in (figures, "model.safetensors"))
 
 
 def _last_line(folder: Path) -> int:
@@ -80,7 +89,7 @@ def _of_pretraining(folder: Path) -> dict:
     options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
     check_resumed(replace(options, out=None), folder)  # somebody may have changed the file
     done, state = _progress(folder)
-    ended = all((folder / name).exists() for name in ("summary.json", "model.safetensors"))
+    ended = _ended(folder, "summary.json")
     summary = _figures(folder / "summary.json") if ended else {}
     by_hand = options.backend == "numpy"
     if by_hand: done = _last_line(folder)  # it keeps no checkpoints
@@ -97,7 +106,7 @@ def _of_finetuning(folder: Path) -> dict:
     "What a run of fine-tuning says of itself."
     options, (done, state) = read_json(folder / "options.json"), _progress(folder)
     check_sum(folder / "options.json")
-    ended = (folder / "figures.json").exists()
+    ended = _ended(folder, "figures.json")
     told = _figures(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     return dict(

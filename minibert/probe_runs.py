@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from .asking import warn_unknown
-from .core import check_free, made_whole, write_whole
+from .core import check_free, check_regular, made_whole, write_whole
 from .probe_figures import probe_tags
 from .probe_vectors import Row
 from .probing import TaggedText, tag_stories
 from .roles import probe_roles
 from .stories import stories
-from .tables import text_lines
+from .tables import not_utf8, text_lines
 from .tokenizer import WordPieceTokenizer
 from .weights import load_encoder
 
@@ -57,13 +57,14 @@ def read_conllu(
 ) -> TaggedText:
     "The words and tags of a CoNLL-U file; a sentence says what is wrong with it."
     conllu = _conllu()
+    check_regular(path)
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}: give a .conllu file.")
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = "".join(text_lines(file, f"The file {path}"))
+        with open(path, encoding="utf-8-sig") as file: text = "".join(text_lines(file, path))
         rows = [_column(s, column, path) for s in conllu.parse_incr(io.StringIO(text))]
-    except (conllu.exceptions.ParseException, UnicodeDecodeError) as problem:
+    except UnicodeDecodeError: raise not_utf8(path) from None
+    except conllu.exceptions.ParseException as problem:
         raise ValueError(f"{path} is not CoNLL-U ({problem}): each line has ten "
                          "columns, tab between them.") from None
     if not rows: raise ValueError(f"{path} holds no sentence: give a .conllu file.")
@@ -100,7 +101,7 @@ def read_word_table(
 ) -> tuple[list[Row], list[str], list[str]]:  # rows, words, labels
     "A CSV file of sentence, word, label; ValueError where a line can't be asked."
     with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(text_lines(file, f"The file {path}"))
+        reader = csv.DictReader(text_lines(file, path))
         missing = {"sentence", "word", "label"} - set(reader.fieldnames or ())
         if missing:
             raise ValueError(f"{path} has no column {min(missing)}: its first line must "

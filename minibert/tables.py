@@ -15,7 +15,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
@@ -125,27 +125,32 @@ def text_files(
 
 # %% ../nbs/appendix/tables.ipynb #7ab10e02
 _PACKED = re.compile(r"\.(gz|zip|bz2|xz|7z|docx?|odt|rtf|pdf|xlsx?|ods)$", re.I)
+_BEGINNINGS = (b"\x1f\x8b", b"PK\3\4", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"\xd0\xcf\x11\xe0", b"%PDF",
+               b"{\\rtf", b"PAR1", b"ARROW1", b"SQLite")  # of such files under another name
 
 
-def not_utf8(what: str) -> ValueError:  # "The file x.csv"
-    "What to say of a text in another encoding."
-    if _PACKED.search(what):
-        return ValueError(f"{what} isn't UTF-8 text: unpack it, or export it as plain text.")
-    if re.search(r"\.(parquet|arrow|feather)$", what, re.I):
-        return ValueError(f"{what} is damaged, since a text in it isn't UTF-8: copy it again.")
-    return ValueError(f"{what} isn't UTF-8 text: save it as UTF-8.")
+def not_utf8(path: str | Path, kind: str = "file") -> ValueError:
+    "What to say of a file or table that holds what is no UTF-8."
+    said, first = f"The {kind} {path} isn't UTF-8 text: ", b""
+    with suppress(OSError), open(path, "rb") as file: first = file.read(8)
+    if re.search(r"\.(parquet|arrow|feather)$", str(path), re.I):
+        return ValueError(f"The {kind} {path} is damaged, since a text in it isn't UTF-8: copy it again.")
+    if _PACKED.search(str(path)) or first.startswith(_BEGINNINGS):
+        return ValueError(f"{said}unpack it, or export it as plain text.")
+    return ValueError(f"{said}save it as UTF-8.")
 
 
-def holds_nul(what: str, part: str) -> ValueError:
-    "What to say of a text with NUL characters: half of UTF-16 are such, and else there is damage."
-    if _PACKED.search(what) or re.search("([^\0]\0){3}|(\0[^\0]){3}", part): return not_utf8(what)
-    return ValueError(f"{what} holds NUL characters, which no text has: take them out, or copy it again.")
+def holds_nul(path: str | Path, part: str) -> ValueError:
+    "What to say of a text with NUL characters: they are regular in UTF-16 and UTF-32, or else damage."
+    if re.search("([^\0]\0{1,3}){3}|(\0{1,3}[^\0]){3}", part): return not_utf8(path)
+    return ValueError(f"The file {path} holds NUL characters, which no text has: take them out, or copy "
+                      "it again.")
 
 
-def text_lines(lines: Iterable[str], what: str) -> Iterator[str]:
+def text_lines(lines: Iterable[str], path: str | Path) -> Iterator[str]:
     "The lines of a text; ValueError where one holds NUL characters."
     for line in lines:
-        if "\0" in line: raise holds_nul(what, line)
+        if "\0" in line: raise holds_nul(path, line)
         yield line
 
 # %% ../nbs/appendix/tables.ipynb #5a81c0d2
@@ -182,7 +187,7 @@ def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # th
                 raise ValueError(f"The first line of {path} separates columns by {other[1]!r}: "
                                  f"separate them by {mark!r}.")
             file.seek(0)
-            lines = csv.reader(text_lines(file, f"The file {path}"), delimiter=mark, strict=True)
+            lines = csv.reader(text_lines(file, path), delimiter=mark, strict=True)
             names, count = _next_row(lines) or [], 0
             end = lines.line_num
             _check_names(path, names, mark)
@@ -190,7 +195,7 @@ def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # th
             while (row := _next_row(lines)) is not None:
                 end, count = lines.line_num, count + bool(row)
                 if row: yield _checked(row, path, end, names, mark)
-    except UnicodeDecodeError: raise not_utf8(f"The file {path}") from None
+    except UnicodeDecodeError: raise not_utf8(path) from None
     except csv.Error as problem:
         raise ValueError(f"The row of {path} that begins on line {end + 1} cannot be "
                          f"read: {_csv_fault(problem)}.") from None
@@ -200,6 +205,9 @@ def _read_csv(path: Path, mark: str | None = None) -> Iterator[list[str]]:  # th
 def _check_names(path: Path, names: list[str], mark: str) -> None:
     "Refuse a first line of no names, of one name twice, or with other marks."
     if not any(names): raise ValueError(f"The first line of {path} names no column.")
+    if names[0][:1] == "#":
+        raise ValueError(f"The first line of {path} is a comment, and it has to name the columns: take "
+                         "it out.")
     if names[0][:4] == "sep=":
         raise ValueError(f"The first line of {path} is {mark.join(names)!r}, which Excel alone "
                          "reads: take it out.")
@@ -210,7 +218,7 @@ def _check_names(path: Path, names: list[str], mark: str) -> None:
     if odd := [name for name in names if name != name.strip()]:
         raise ValueError(f"The first line of {path} names the column {odd[0]!r}, with a space "
                          "at its edge: take that out.")
-    if twice := {name for name in names if name and names.count(name) > 1}:
+    if twice := {name for name, count in Counter(names).items() if name and count > 1}:
         raise ValueError(f"The first line of {path} names the column {min(twice)!r} "
                          "twice: give each column a name of its own.")
 
@@ -265,7 +273,10 @@ class CsvRows:
 
     def select_columns(self, names: list[str]): return self
 
-    def __getitem__(self, name: str) -> list[str]: return [row[name] for row in self]
+    def columns(self) -> dict[str, list[str]]:
+        "All of them, by one reading."
+        rows = list(self)
+        return {name: [row[name] for row in rows] for name in self.column_names}
 
 # %% ../nbs/appendix/tables.ipynb #31d24bc3
 def _hub_answers(source):
@@ -481,7 +492,17 @@ def load_table(
     for files in splits.values(): _check_schemas(files)
     datasets = _library()
     if not streaming: _check_kept(Path(datasets.config.HF_DATASETS_CACHE))
-    with _library_speaks(source, name, labelled): return _open_data(source, name, streaming, splits)
+    with _library_speaks(source, name, labelled): tables = _open_data(source, name, streaming, splits)
+    if splits and not streaming: _check_rows(source, tables)
+    return tables
+
+
+def _check_rows(source, tables):
+    "Refuse a JSON file of columns, which reads as a single row."
+    for table in tables.values():
+        if len(table) == 1 and all(isinstance(cell, dict) for cell in table[0].values()):
+            raise ValueError(f"{source} holds whole columns in one row, as pandas writes them: write "
+                             "rows, with to_json(path, orient='records', lines=True).")
 
 # %% ../nbs/appendix/tables.ipynb #f8178a5f
 _REFUSALS = {errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EIO}

@@ -193,8 +193,8 @@ def read_vocab(path: str | Path) -> list[str]:
     "The pieces of a `vocab.txt`, one a line."
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}: give a vocab.txt.")
-    lines = read_text(path).removeprefix("\ufeff").removesuffix("\n").split("\n")
-    pieces = [line.rstrip() for line in lines]
+    text = read_text(path).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    pieces = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
     for twice, count in Counter(pieces).items():
         if count > 1:
             one, other = [k for k, piece in enumerate(pieces, 1) if piece == twice][:2]
@@ -235,7 +235,11 @@ def read_tokenizer(
             raise ValueError(f"In {files['tokenizer_config.json']}, model_max_length is {most!r}: give a "
                              "whole number of 5 or more.")
         said["max_length"] = int(most) if most <= 1 << 20 else None  # "no limit"
-    vocab = model.get("vocab") or read_vocab(files.get("vocab.txt", "vocab.txt"))
+    home = files["tokenizer.json" if model.get("vocab") or "vocab.txt" not in files else "vocab.txt"]
+    vocab = read_vocab(home) if home.suffix == ".txt" else model.get("vocab") or {}
     for path in files.values(): check_sum(path)
-    if vocab is model.get("vocab"): check_twice(files, vocab)
+    if missing := [piece for piece in SPECIALS if piece not in vocab]:
+        raise ValueError(f"The vocabulary of {len(vocab)} pieces in {home} lacks {', '.join(missing)}, and "
+                         "BERT needs all five specials: copy or download it again.")
+    if home.suffix != ".txt": check_twice(files, vocab)
     return dict(vocab=vocab) | {k: v for k, v in said.items() if v is not None}

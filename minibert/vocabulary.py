@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain
 
-from .text import SPECIALS, Cleaner, check_text
+from .text import LONGEST_WORD, SPECIALS, Cleaner, check_text
 
 # %% auto #0
 __all__ = ['count_words', 'first_pieces', 'learn_pieces', 'number_pieces']
@@ -20,15 +20,18 @@ def count_words(
     texts: Iterable[str],
     clean: Cleaner,
 ) -> dict[str, int]:  # word -> how often
-    "Count the words of all texts; each distinct chunk between spaces is cleaned once."
+    "Count the words of all texts, but for those too long to be cut; each chunk is cleaned once."
     if isinstance(texts, str):
         raise TypeError("texts is one str: give a list of texts, or an iterable.")
     chunks, words = Counter(), Counter()
     for text in texts:
         chunks.update(check_text(text).replace("\n", " ").split(" "))
     for chunk, count in chunks.items():
-        for word in clean(chunk).split(): words[word] += count
-    if not words: raise ValueError("The texts hold no word: give some text to count.")
+        for word in clean(chunk).split():
+            if len(word) <= LONGEST_WORD: words[word] += count
+    if not words:
+        raise ValueError(f"The texts hold no word of {LONGEST_WORD} characters or less: give some "
+                         "text to count.")
     return words
 
 # %% ../nbs/appendix/vocabulary.ipynb #beeb7cee

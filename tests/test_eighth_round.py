@@ -321,7 +321,7 @@ def test_the_error_of_an_import_is_told_as_it_is(monkeypatch):
 
 def test_memory_that_is_gone_ends_in_a_sentence(monkeypatch, capfd):
     import minibert.cli as cli
-    def gone(problem): raise MemoryError
+    def gone(*_): raise MemoryError
     monkeypatch.setattr(cli, "_sentence", gone)
     assert cli.main(["fill-mask", "none", "a [MASK]"]) == 2
     assert "There isn't enough memory" in capfd.readouterr().err

@@ -90,7 +90,7 @@ def test_a_config_file_means_what_is_written(tmp_path, line, said):
 
 
 def test_words_of_a_config_file_stay_words(tmp_path):
-    (tmp_path / "o.yaml").write_text("out: yes\nname: 2020-01-01\nstart: off\nwatch: on\nminutes: null\n")
+    (tmp_path / "o.yaml").write_text("out: yes\ndataset: films\nname: 2020-01-01\nstart: off\nwatch: on\nminutes: null\n")
     given = yaml.safe_load(call("pretrain", "--config", "o.yaml", "--print-config", cwd=tmp_path)[0])
     assert [given[key] for key in ("out", "name", "start", "watch", "minutes")] == ["yes", "2020-01-01", "off", True, None]
 

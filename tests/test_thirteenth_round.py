@@ -152,12 +152,13 @@ def test_a_run_that_is_measured_is_no_stopped_one(run, tmp_path, monkeypatch, wo
     from minibert import finetune_runs, report
     (tmp_path / "films.csv").write_text(FILMS)
     told = []
-    def looks(measure, *given):
+    def looks(measure, given):
         told.append(listed(tmp_path / "r")["state"])
         told.append(start(words[0], "--resume", "r/1", "--quiet", cwd=tmp_path).communicate()[1])  # in this one it would be let in
         return measure(*given)
-    for module, name in (report, "measure"), (finetune_runs, "_summarise"):
-        monkeypatch.setattr(module, name, lambda *given, real=getattr(module, name): looks(real, *given))
+    measure, summarise = report.measure, finetune_runs._summarise
+    monkeypatch.setattr(report, "measure", lambda *given: looks(measure, given))
+    monkeypatch.setattr(finetune_runs, "_summarise", lambda *given: looks(summarise, given))
     call(*(word.format(run=run) for word in words), "--out", "r/1", cwd=tmp_path)
     monkeypatch.undo()
     assert told[0] == "being trained now" and listed(tmp_path / "r")["state"] == "finished"

@@ -1,0 +1,128 @@
+"""What the fourteenth round of tries has found: wide tables, long words, other encodings, and files that say what they are not."""
+import json
+import shutil
+
+import pytest
+
+from command import call, quick, refused
+
+from minibert import tables
+from minibert.probe_runs import read_conllu
+from minibert.text import Cleaner
+from minibert.vocabulary import count_words
+
+FILMS = "text,label\n" + "a good film,good\na bad film,bad\n" * 30
+TEXT = "Anna saw the cat. It ran to the tree.\n\nBen had a ball. He lost it there.\n\n" * 40
+
+
+@pytest.fixture
+def copy(run, tmp_path): return shutil.copytree(run, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def classifier(run, tmp_path_factory):
+    home = tmp_path_factory.mktemp("films")
+    (home / "films.csv").write_text(FILMS)
+    call("finetune", run, "--dataset", "films.csv", "--epochs", 1, "--measures", 1, "--length", 16, "--out", "c", cwd=home)
+    return home / "c"
+
+
+def listed(folder):
+    found, = json.loads(call("runs", folder, "--json")[0])["runs"]
+    return found
+
+
+def test_columns_of_pandas_are_no_rows(run, tmp_path):
+    rows = FILMS.splitlines()[1:]
+    told = {name: {str(k): row.split(",")[n] for k, row in enumerate(rows)} for n, name in enumerate(("text", "label"))}
+    (tmp_path / "films.json").write_text(json.dumps(told))
+    for words in ("finetune", run), ("pretrain",):
+        assert "holds whole columns in one row, as pandas" in refused(*words, "--dataset", "films.json", "--out", "o", cwd=tmp_path)
+    (tmp_path / "films.json").write_text(json.dumps([dict(zip(("text", "label"), row.split(","))) for row in rows]))
+    call("finetune", run, "--dataset", "films.json", "--frozen", "--out", "o", cwd=tmp_path)
+
+
+def test_a_classifier_without_its_weights_is_not_finished(classifier, tmp_path):
+    copy = shutil.copytree(classifier, tmp_path / "c")
+    assert listed(tmp_path)["state"] == "finished"
+    (copy / "model.safetensors").unlink()
+    assert listed(tmp_path)["state"].startswith("stopped at step") and "--resume" in listed(tmp_path)["state"]
+    call("finetune", "--resume", copy)
+    assert listed(tmp_path)["state"] == "finished"
+
+
+def test_an_option_of_a_data_set_says_where_it_was_given(run, tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT)
+    (tmp_path / "o.yaml").write_text("text_column: body\ndataset: t.txt\nsteps: 1\n")
+    assert refused("pretrain", "--config", "o.yaml", cwd=tmp_path).startswith("minibert: In o.yaml, text_column body is of a data set")
+    assert "minibert: --name x is of a data set" in refused("pretrain", "--dataset", "t.txt", "--name", "x", cwd=tmp_path)
+    assert "minibert: --streaming is of a data set" in refused("pretrain", "--streaming", cwd=tmp_path)
+    (tmp_path / "o.yaml").write_text("name: x\n")
+    assert refused("evaluate", run, "--config", "o.yaml", cwd=tmp_path).startswith("minibert: In o.yaml, name x is of a data set")
+    assert refused("evaluate", run, "--text-column", "x", cwd=tmp_path).startswith("minibert: --text-column x is of a data set")
+    assert not [*tmp_path.glob("runs*")]
+
+
+def test_a_table_of_two_thousand_columns_is_read_a_few_times(run, tmp_path, monkeypatch):
+    more = [f"c{k}" for k in range(2000)]
+    (tmp_path / "wide.csv").write_text("".join(",".join([line, *(more if k == 0 else ["0"] * 2000)]) + "\n"
+                                               for k, line in enumerate(FILMS.splitlines())))
+    begun, read = [], tables._read_csv
+    monkeypatch.setattr(tables, "_read_csv", lambda *where: begun.append(where) or read(*where))
+    call("finetune", run, "--dataset", "wide.csv", "--frozen", "--out", "o", cwd=tmp_path)
+    assert 0 < len(begun) < 20
+
+
+def test_a_word_that_no_piece_can_hold_is_not_learned_from():
+    assert count_words(["anna " + "x" * 101, "x" * 100], Cleaner()) == {"anna": 1, "x" * 100: 1}
+    with pytest.raises(ValueError, match="no word of 100 characters or less"): count_words(["x" * 101], Cleaner())
+
+
+def test_checkpoints_that_changed_names_are_damage(copy, tmp_path):
+    for name in "model.safetensors", "summary.json": (copy / name).unlink()
+    checkpoint = max((copy / "checkpoints").iterdir())
+    assert listed(tmp_path)["state"].startswith("stopped at step 4")
+    checkpoint.rename(checkpoint.with_name("00000003"))
+    assert "says that it was kept at step 4" in listed(tmp_path)["damaged"]
+
+
+@pytest.mark.parametrize("data, said", [
+    (TEXT.encode("utf-32"), "save it as UTF-8"), (TEXT.encode("utf-32-le"), "save it as UTF-8"), (TEXT.encode("utf-16-be"), "save it as UTF-8"),
+    (b"\x1f\x8b\x08\0\xff" + bytes(range(256)) * 9, "unpack it, or export it"), (b"SQLite format 3\0\xff" + bytes(300), "unpack it, or export it"),
+    (b"PK\3\4\xff" + bytes(range(256)), "unpack it, or export it"), (bytes(range(256)) * 9, "save it as UTF-8"),
+    (FILMS[:99].encode() + bytes(300) + FILMS.encode(), "holds NUL characters")])
+def test_what_is_no_text_is_told_apart(run, tmp_path, data, said):
+    for name, words in ("t.txt", ("pretrain",)), ("t.csv", ("finetune", run)), ("t.csv", ("pretrain",)):
+        (tmp_path / name).write_bytes(data)
+        assert said in refused(*words, "--dataset", name, "--out", "o", cwd=tmp_path)
+
+
+def test_tags_in_another_encoding_or_in_a_pipe(tmp_path):
+    import os
+    (tmp_path / "t.conllu").write_text("1\tcat\n", encoding="utf-16")
+    with pytest.raises(ValueError, match="t.conllu isn't UTF-8 text: save it as UTF-8"): read_conllu(tmp_path / "t.conllu")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "p.conllu")
+        with pytest.raises(ValueError, match="p.conllu is a pipe or a device"): read_conllu(tmp_path / "p.conllu")
+
+
+def test_a_tokenizer_without_a_vocabulary_is_named(copy):
+    for name in "vocab.txt", "tokenizer_config.json", "SHA256SUMS": (copy / name).unlink()
+    whole = (copy / "tokenizer.json").read_text()
+    (copy / "tokenizer.json").write_text("{}")
+    assert f"{copy / 'tokenizer.json'} lacks [PAD]" in refused("fill-mask", copy, "a [MASK]")
+    (copy / "tokenizer.json").unlink()
+    pieces = list(json.loads(whole)["model"]["vocab"])
+    (copy / "vocab.txt").write_bytes("\r".join(pieces).encode())  # as an old Mac ends its lines
+    assert call("fill-mask", copy, "a [MASK]")[0]
+    (copy / "vocab.txt").write_text("\n".join(pieces[1:]))
+    assert f"{copy / 'vocab.txt'} lacks [PAD]" in refused("fill-mask", copy, "a [MASK]")
+
+
+def test_a_comment_names_no_column_and_rows_without_a_text_are_counted(run, tmp_path):
+    (tmp_path / "films.csv").write_text("# made by me, 2024\n" + FILMS)
+    assert "is a comment, and it has to name the columns" in refused("finetune", run, "--dataset", "films.csv", cwd=tmp_path)
+    rows = [dict(text=text) if k % 3 else dict(body=text) for k, text in enumerate(TEXT.split("\n\n")[:60])]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.warns(UserWarning, match="20 of 60 rows of t.jsonl have no text in the column text"):
+        call("pretrain", *quick("--vocab-size", "200", "--length", "16", "--dataset", "t.jsonl", "--out", "o"), cwd=tmp_path)
