@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import pickle
 import re
@@ -59,7 +60,7 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
     return name, family, sizes
 
 # %% ../nbs/appendix/files.ipynb #91d34d74
-_MOST_LAYERS = 1000  # a damaged config would build them for hours
+_MOST_LAYERS, _MOST_NUMBERS = 1000, 10**11  # a damaged config would build them for hours
 
 
 def empty_model(family: Family, config: Any) -> nn.Module:
@@ -69,7 +70,16 @@ def empty_model(family: Family, config: Any) -> nn.Module:
     if most > _MOST_LAYERS:
         raise ValueError(f"config.json asks for {most:,} layers, and {_MOST_LAYERS:,} are the "
                          "most: give this file's own config.")
-    with torch.device("meta"): return resolve(family.model)(config)
+    try:
+        with torch.device("meta"): model = resolve(family.model)(config)
+        count = sum(weight.numel() for weight in model.parameters())
+    except RuntimeError as problem:
+        if "overflow" not in str(problem): raise
+        count = math.inf
+    if count > _MOST_NUMBERS:
+        raise ValueError(f"config.json describes a model of more than {_MOST_NUMBERS:,} numbers: give "
+                         "this file's own config.")
+    return model
 
 # %% ../nbs/appendix/files.ipynb #c1f0a0d1
 def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # a config

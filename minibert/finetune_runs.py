@@ -269,6 +269,7 @@ def resume_finetuning(
                                 "minibert finetune began.")
     kept = read_options(path, FinetuneConfig, whole=True) | dict(out=str(folder))
     check_sum(path)
+    began(folder)  # is what it says of itself whole?
     kept |= {name: place for name, place in moved.items() if place}
     for name, what in ("run", "RUN"), ("dataset", "--dataset"):
         place = Path(kept[name]).expanduser()

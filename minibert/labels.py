@@ -150,11 +150,11 @@ def _pick(dataset, columns: dict, wanted: list[str], split: str, splits) -> list
                          "was asked for: name one of them, or give the file itself.")
     for column in wanted:
         if column not in columns:
-            title = any(" " in name for name in columns)  # of the whole table, perhaps
+            names = not any(" " in name for name in columns)  # or a row, or a title of the table
             raise ValueError(f"{dataset} has the columns {', '.join(columns)}, and no "
                              f"{column}: say which ones hold text and label, by --text-column "
-                             "and --label-column" + (", and take out what stands above the line "
-                                                     "of their names." if title else "."))
+                             "and --label-column." + ("" if names else " Where these are no names, let "
+                                                      "the table begin with a line of them."))
     return [columns[column] for column in wanted]
 
 # %% ../nbs/appendix/labels.ipynb #0b58ffd0

@@ -290,6 +290,7 @@ def _free_for(picture: Path, title: str) -> Path:
 
 def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     "Two runs on the same held-out questions, and a picture of their curves."
+    from minibert.report import warn_repeated
     from minibert.runs import open_run
     from minibert.weights import load_pretrained
     one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .
@@ -314,7 +315,8 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     runs = open_run(a), open_run(b)
     lines = {run: _read_lines(run) for run in (a, b) if (Path(run) / "model.safetensors").is_file()}
     examples = same_questions(*runs)
-    asked = (examples.figures(load_pretrained(run.folder), 50, 32) for run in runs)
+    asked = [examples.figures(load_pretrained(run.folder), 50, 32) for run in runs]
+    warn_repeated(asked[0], runs[0].val)
     try: told = paired(*asked)
     except ValueError as problem:
         raise ValueError(f"{a} and {b} cannot be compared on their held-out text: {problem}") from None

@@ -5,6 +5,7 @@
 # %% ../nbs/appendix/pairs_parts.ipynb #e762a9a3
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from .corpus import Corpus
 
 # %% auto #0
-__all__ = ['Places', 'find_runs', 'Wanted', 'draw_elsewhere', 'check_sampler']
+__all__ = ['Places', 'find_runs', 'Wanted', 'draw_elsewhere', 'check_documents', 'check_sampler']
 
 # %% ../nbs/appendix/pairs_parts.ipynb #c3ec859f
 class Places:
@@ -105,6 +106,26 @@ def draw_elsewhere(
     return start, length
 
 # %% ../nbs/appendix/pairs_parts.ipynb #4f78503c
+def _too_few(usable: int, count: int, instead: str = "") -> ValueError:
+    "What to say of a text without two documents to draw pairs from."
+    return ValueError(
+        "Honest pairs need two documents of two sentences or more, and this corpus "
+        f"has {usable} (of {count} documents): give more text, in documents "
+        f"of several sentences, each with a stop at its end (as . ! or ?){instead}."
+    )
+
+
+def check_documents(documents: Iterable[list[str]]) -> None:
+    "ValueError for texts that can't give honest pairs; reads until two documents will do."
+    usable = count = 0
+    for document in documents:
+        count += 1
+        usable += len(document) > 1
+        if usable == 2:
+            return
+    raise _too_few(usable, count, ", or train a --model gpt, which needs no pairs")
+
+
 def check_sampler(corpus: Corpus, tokenizer, length: int, short: float) -> None:
     "ValueError for a corpus or options that can't give honest pairs."
     if length < 5:
@@ -121,8 +142,4 @@ def check_sampler(corpus: Corpus, tokenizer, length: int, short: float) -> None:
         )
     sentences = np.diff(corpus.document_starts)
     if (usable := (sentences > 1).sum()) < 2:
-        raise ValueError(
-            "Honest pairs need two documents of two sentences or more, and this corpus "
-            f"has {usable} (of {len(sentences)} documents): give more text, in documents "
-            "of several sentences, each with a stop at its end (. ! or ?)."
-        )
+        raise _too_few(usable, len(sentences))

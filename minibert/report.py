@@ -40,8 +40,8 @@ from .weights import save_pretrained
 
 # %% auto #0
 __all__ = ['WRITERS', 'QUESTIONS', 'OBJECTIVES', 'GUESSERS', 'say_start', 'say_how_long', 'measure', 'measure_pairs',
-           'measure_windows', 'measure_spans', 'with_text', 'figure_rows', 'figures', 'meaning', 'accuracy_rows',
-           'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves',
+           'warn_repeated', 'measure_windows', 'measure_spans', 'with_text', 'figure_rows', 'figures', 'meaning',
+           'accuracy_rows', 'accuracies', 'questions', 'what_it_learned', 'answers', 'texts', 'fillings', 'draw_curves',
            'check_diverged', 'finish']
 
 # %% ../nbs/appendix/report.ipynb #827ee7a7
@@ -79,10 +79,15 @@ def measure_pairs(model: BertForPreTraining, run: Run) -> dict:
     if run.options.dataset == "stories":
         about["stories"] = stories(run.val.n_documents, split="validation")
     told = evaluate_pretraining(model, ruler(run), **about)
-    if (asked := told.get("mlm_tokens", 0)) > (held := len(run.val.ids)):
-        warnings.warn(f"The held-out text has {held:,} tokens, and {asked:,} were asked for, so each "
-                      "several times: the intervals are too narrow. Give more text.", stacklevel=2)
+    warn_repeated(told, run.val)
     return told
+
+
+def warn_repeated(told: dict, text: Corpus) -> None:
+    "Warn where each token of a held-out text was asked for several times."
+    if (asked := told.get("mlm_tokens", 0)) > (held := len(text.ids)):
+        warnings.warn(f"The held-out text has {held:,} tokens, and {asked:,} were asked for, so each "
+                      "several times: the intervals are too narrow. Give more text.", stacklevel=3)
 
 
 def measure_windows(model: nn.Module, run: Run) -> dict:

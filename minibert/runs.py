@@ -38,6 +38,7 @@ from .kinds import KINDS, check_start, examples_of, with_dropout
 from .optimizers import make_optimizers
 from .other_tokenizers import open_tokenizer
 from .pairs import PairSampler
+from .pairs_parts import check_documents
 from .parallel import (
     asked_to_stop, check_cut, first_alone, join_processes, own_device)
 from .progress import Progress, is_shown, say
@@ -102,6 +103,8 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
         load_documents(options.dataset, options.name, split, options.text_column,
                        streaming=options.streaming)
         for split in ("train", "validation"))
+    if options.model == "bert":
+        for documents in train, val: check_documents(documents)
     if options.start is None: config, tokenizer = first_form(options, train)
     else: config, tokenizer = old_form(options, folder)
     if options.length > (room := config.max_position_embeddings):
@@ -468,6 +471,7 @@ def go_on(
                          "to go on from: start anew with --config "
                          f"{typed(Path(folder) / 'run.yaml')} --out and a new folder.")
     check_resumed(options, run.folder)
+    began(run.folder)  # is what it says of itself whole?
     run = replace(run, options=replace(options, precision=run.options.precision))
     if not list_checkpoints(folder): return run, *begin_again(run)
     training = training_config(run.options)

@@ -182,7 +182,7 @@ def test_advice_that_can_be_followed(run, tmp_path):
     assert "'–k' begins with a dash as word processors set it" in refused("fill-mask", run, "a [MASK]", "–k", 3)
     (tmp_path / "films.csv").write_text("My survey 2024,\n" + FILMS)
     said = refused("finetune", run, "--dataset", "films.csv", "--out", "c", cwd=tmp_path)
-    assert "take out what stands above the line of their names" in said
+    assert "Where these are no names, let the table begin with a line of them" in said
     for words in ("pretrain",), ("evaluate", run):
         assert "is that of a model (model.safetensors), and texts are wanted" in refused(*words, "--dataset", run, cwd=tmp_path)
     (tmp_path / "films.csv").write_text(FILMS + "the best film,Good\nnot a film,Bad\n" * 9)
