@@ -97,6 +97,15 @@ def old_form(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToke
     return model.config, tokenizer
 
 # %% ../nbs/appendix/runs.ipynb #7ba04a6c
+@contextmanager
+def _of_held_out(dataset: str) -> Iterator[None]:
+    "What is refused meanwhile is the held-out part of a text."
+    try: yield
+    except ValueError as problem:
+        raise ValueError(f"The held-out part of {dataset} is too small: "
+                         f"{str(problem)[0].lower()}{str(problem)[1:]}") from None
+
+
 def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     "Keep vocabulary, sizes and the ids of both splits in `folder`, ready to train."
     train, val = (
@@ -104,7 +113,8 @@ def prepare(options: PretrainOptions, folder: Path) -> tuple[Any, WordPieceToken
                        streaming=options.streaming)
         for split in ("train", "validation"))
     if options.model == "bert":
-        for documents in train, val: check_documents(documents)
+        check_documents(train)
+        with _of_held_out(options.dataset): check_documents(val)
     if options.start is None: config, tokenizer = first_form(options, train)
     else: config, tokenizer = old_form(options, folder)
     if options.length > (room := config.max_position_embeddings):
@@ -318,10 +328,7 @@ def start_run(options: PretrainOptions, aside: Path) -> PretrainOptions:
     run = Run(aside, options, config, tokenizer, *texts)
     for text in run.train, run.val: warn_unknown(options.dataset, tokenizer, text.ids)
     sampler = examples_of(options.model, run.train, tokenizer, training)  # may refuse
-    try: ruler(run)
-    except ValueError as problem:
-        raise ValueError(f"The held-out part of {options.dataset} is too small: "
-                         f"{str(problem)[0].lower()}{str(problem)[1:]}") from None
+    with _of_held_out(options.dataset): ruler(run)
     if config.vocab_size < (V := getattr(sampler, "vocab_size", tokenizer.vocab_size)):
         raise ValueError(f"The model of {options.start} knows {config.vocab_size:,} pieces, and "
                          f"its tokenizer has {V:,}: give a model with its own tokenizer.")
