@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,9 +19,9 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from minibert.core import (
-    AtLeastZero, Count, check_values, list_checkpoints, naming, read_json, read_text, typed,
-    write_whole)
+from .core import (
+    AtLeastZero, Count, check_values, list_checkpoints, naming, read_json, read_text,
+    take_away_halves, typed, write_whole)
 from .files import write_model
 from .parallel import join_processes
 from .sums import check_sum, keep_sums, sum_of
@@ -228,14 +227,6 @@ def check_begins(
         "a new --out.")
 
 # %% ../nbs/appendix/checkpoints.ipynb #9ff93373
-def _take_away_halves(folder: Path) -> None:
-    "Remove what another process has half written beside a folder, and was killed."
-    begun = re.compile(rf"\.{re.escape(folder.name)}\.\d+\.tmp")
-    with suppress(OSError):
-        for path in folder.parent.iterdir():
-            if begun.fullmatch(path.name): shutil.rmtree(path, ignore_errors=True)
-
-
 @contextmanager
 def only_run_in(folder: str | Path | None) -> Iterator[None]:
     "Hold the folder's lock, within an outer holder too; RuntimeError if another run does."
@@ -246,7 +237,7 @@ def only_run_in(folder: str | Path | None) -> Iterator[None]:
     lock = Path(folder).resolve() / ".lock"
     try:
         with FileLock(lock, timeout=0, is_singleton=True):
-            _take_away_halves(lock.parent)
+            take_away_halves(lock.parent)
             yield
     except Timeout:
         raise RuntimeError(f"Another process is training in {folder}: wait for it, or "

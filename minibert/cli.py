@@ -29,7 +29,7 @@ from . import __version__
 from .core import in_a_line, in_words, plain, stop_signals, told_bfloat16, typed
 from .kinds import KINDS, check_backend, check_kind, check_start, kind_of
 from .options import (
-    COMMANDS, Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
+    Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
     NextSentence, Output, Parity, Pretrain, Probe, Runs, parse)
 from .progress import is_first, is_shown, let_go, print_table, say, shown, tell_stderr
 from .recipe import as_record, as_yaml, check_resumed, is_classifier
@@ -359,8 +359,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
         with signals_stop(), plain_warnings():
             words = sys.argv[1:] if words is None else words
             if words == ["--version"]: return print(f"minibert {__version__}") or 0
-            options = parse(words)
-            command = next(name for name, kind in COMMANDS.items() if isinstance(options, kind))
+            options, command = parse(words), words[0]
             told_bfloat16()  # another word is refused before there is work
             with shown(not options.quiet), redirect_stdout(Plain(sys.stdout)):
                 code = FUNCTIONS[type(options)](options) or 0

@@ -30,11 +30,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 # %% auto #0
 __all__ = ['Count', 'Batch', 'Whole', 'Positive', 'AtLeastZero', 'Share', 'Rate', 'Name', 'Bounds', 'Filled', 'check_values',
-           'check_fields', 'naming', 'write_whole', 'check_name', 'check_free', 'made_whole', 'check_regular',
-           'read_text', 'named_once', 'read_json', 'lacks_memory', 'in_words', 'plain', 'typed', 'in_a_line',
-           'list_checkpoints', 'way_on', 'going_on', 'stop_signals', 'deaf_children', 'seeded', 'bfloat16_ratio',
-           'told_bfloat16', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite', 'keep_freed_memory',
-           'follow_parent']
+           'check_fields', 'naming', 'half_of', 'take_away_halves', 'write_whole', 'check_name', 'check_free',
+           'made_whole', 'check_regular', 'read_text', 'named_once', 'read_json', 'lacks_memory', 'in_words', 'plain',
+           'typed', 'in_a_line', 'list_checkpoints', 'way_on', 'going_on', 'stop_signals', 'deaf_children', 'seeded',
+           'bfloat16_ratio', 'told_bfloat16', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite',
+           'keep_freed_memory', 'follow_parent']
 
 # %% ../nbs/appendix/core.ipynb #9d883c4a
 @dataclass(frozen=True)
@@ -147,6 +147,19 @@ def naming(path: str | Path, aside: Path | None = None) -> Iterator[None]:
         raise OSError(problem.errno, os.strerror(problem.errno), str(path)) from None
 
 
+def half_of(path: Path) -> Path:
+    "Where this process writes what is to have the name `path` when it is whole."
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def take_away_halves(path: Path) -> None:
+    "Remove the folders that others have half written for `path`, and were killed."
+    half = re.compile(rf"\.{re.escape(path.name)}\.\d+\.tmp")
+    with suppress(OSError):
+        for other in path.parent.iterdir():
+            if half.fullmatch(other.name): shutil.rmtree(other, ignore_errors=True)
+
+
 def write_whole(
     path: str | Path,  # the file to write
     data: str | bytes,  # its whole content
@@ -157,7 +170,7 @@ def write_whole(
         raise FileNotFoundError(
             f"{path} cannot be written: there is no folder {path.parent}, make it."
         )
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = half_of(path)
     try:
         with naming(path, aside):
             with open(aside, "wb") as file:
@@ -201,7 +214,7 @@ def check_free(
 def made_whole(out: str | Path) -> Iterator[Path]:  # the folder to write into
     "A new folder, there with all that is written into it or not at all; an OSError if taken."
     out = check_free(out).resolve()
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    aside = half_of(out)
     fresh = [path for path in aside.parents if not path.exists()]
     aside.mkdir(parents=True)
     try:

@@ -24,7 +24,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from .core import (
-    check_regular, deaf_children, follow_parent, naming, read_text, write_whole)
+    check_regular, deaf_children, follow_parent, half_of, naming, read_text, write_whole)
 from .documents import split_reading
 
 # %% auto #0
@@ -129,7 +129,7 @@ def _same_vocabulary(folder, info, tokenizer):
 @contextmanager
 def _new_folder(folder, near=None):
     "A folder aside, which takes the name `folder` when all went well, or goes."
-    aside = (near or folder.parent) / f".{folder.name}.{os.getpid()}.tmp"
+    aside = half_of((near or folder.parent) / folder.name)
     aside.mkdir(parents=True)
     try:
         with naming(folder, aside):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from reprlib import repr as short
@@ -230,12 +230,12 @@ def _load_rows(source, name, split, text_column, streaming):
 # %% ../nbs/appendix/documents.ipynb #6b2fe76a
 def check_asked(
     source: str | Path | None,  # as for `load_documents`; None: there is none
-    asked: Sequence[str],  # what was given of name, text_column and streaming, as a person reads it
+    asked: str | None,  # one of name, text_column and streaming that was given, as a person reads it
 ) -> None:
     "Refuse what only a data set of tables has, where `source` is none: ValueError."
     if not asked or source not in (None, "stories") and not text_files(Path(source)): return
     plain = f"and {source} is plain text"
-    raise ValueError(f"{asked[0]} is of a data set of tables, {plain if source else 'and none is given'}: "
+    raise ValueError(f"{asked} is of a data set of tables, {plain if source else 'and none is given'}: "
                      "leave it out, or give a --dataset that has it.")
 
 
@@ -249,9 +249,8 @@ def load_documents(
 ) -> Documents:  # iterate over it as often as you like
     "Read documents, lists of sentences; ValueError with a sentence if that fails."
     what = f"{source}, {split}"
-    asked = [f"{word} {value}" for word, value, default in (
-        ("name", name, None), ("text_column", text_column, "text"), ("streaming", streaming, False))
-             if value != default]
+    own = ("name", name, None), ("text_column", text_column, "text"), ("streaming", streaming, False)
+    asked = next((f"{word} {value}" for word, value, default in own if value != default), None)
     if source == "stories":
         if Path(source).exists():
             warnings.warn("stories is the corpus that is built in, and not what is called "

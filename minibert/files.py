@@ -25,7 +25,7 @@ from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from .config_files import read_config
-from .core import lacks_memory, naming, way_on, write_whole
+from .core import half_of, lacks_memory, naming, way_on, write_whole
 from .families import (
     Entry, Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 from .progress import is_trained_now
@@ -352,7 +352,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:  # the folder to write t
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file: give a folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    aside = half_of(folder)
     aside.mkdir()
     try:
         yield aside

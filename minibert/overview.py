@@ -30,12 +30,18 @@ FIGURES = {  # the main figure, by the first that a run has; then what it stands
     "nsp_accuracy": None}
 
 
+def _read(path: Path) -> dict:
+    "A file that a run has written; ValueError where somebody has changed it since."
+    told = read_json(path)
+    check_sum(path)
+    return told
+
+
 def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     "How far a run's checkpoints reach, and what the newest says of itself."
     checkpoints = list_checkpoints(folder)
     for checkpoint in checkpoints[::-1]:
-        state, step = read_json(checkpoint / "state.json"), int(checkpoint.name)
-        check_sum(checkpoint / "state.json")
+        state, step = _read(checkpoint / "state.json"), int(checkpoint.name)
         if state.get("step") == step: return step, state  # else a copy, named after a day
     if checkpoints:
         raise ValueError(f"{checkpoints[-1]} says that it was kept at step {state.get('step')}: "
@@ -56,13 +62,6 @@ def _last_line(folder: Path) -> int:
     try: return int(json.loads(lines[-1])["step"]) if lines else 0
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise ValueError(f"{path} is damaged: its last line names no step.") from None
-
-
-def _figures(path: Path) -> dict:
-    "What was measured in the end; ValueError where somebody has changed it since."
-    told = read_json(path)
-    check_sum(path)
-    return told
 
 
 def _near(name: str) -> str:
@@ -90,7 +89,7 @@ def _of_pretraining(folder: Path) -> dict:
     check_resumed(replace(options, out=None), folder)  # somebody may have changed the file
     done, state = _progress(folder)
     ended = _ended(folder, "summary.json")
-    summary = _figures(folder / "summary.json") if ended else {}
+    summary = _read(folder / "summary.json") if ended else {}
     by_hand = options.backend == "numpy"
     if by_hand: done = _last_line(folder)  # it keeps no checkpoints
     name = next((name for name in FIGURES if name in summary), None)
@@ -104,10 +103,9 @@ def _of_pretraining(folder: Path) -> dict:
 
 def _of_finetuning(folder: Path) -> dict:
     "What a run of fine-tuning says of itself."
-    options, (done, state) = read_json(folder / "options.json"), _progress(folder)
-    check_sum(folder / "options.json")
+    options, (done, state) = _read(folder / "options.json"), _progress(folder)
     ended = _ended(folder, "figures.json")
-    told = _figures(folder / "figures.json") if ended else {}
+    told = _read(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     return dict(
         model="classifier", size=f"of {_near(options['run'])}", dataset=_near(options["dataset"]),

@@ -1,6 +1,7 @@
 """The command as tests call it: in this process or in one of its own, and what a refusal has to look like."""
 import contextlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 COMMAND = (sys.executable, "-c", "import sys; from minibert.entry import start; sys.exit(start())")
+FILMS = "text,label\n" + "a good film,good\na bad film,bad\n" * 30
 QUICK = ("--steps", "4", "--batch-size", "4", "--length", "32", "--vocab-size", "1000")
 
 
@@ -41,6 +43,12 @@ def call(*words, cwd=None, code=0):
         except SystemExit as stopped: told = stopped.code
     assert told == code, (words, told, out.getvalue(), err.getvalue())
     return out.getvalue(), err.getvalue()
+
+
+def listed(folder):
+    "What `runs` says of the single run in a folder."
+    found, = json.loads(call("runs", folder, "--json")[0])["runs"]
+    return found
 
 
 def refused(*words, cwd=None):

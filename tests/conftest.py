@@ -52,7 +52,23 @@ def first_run(tmp_path_factory):
     return folder / "runs" / "1"
 
 
+@pytest.fixture(scope="session")
+def classifier(first_run, tmp_path_factory):
+    "The folder of a classifier of that run: tests that change it copy it first."
+    from command import FILMS, call
+    home = tmp_path_factory.mktemp("films")
+    (home / "films.csv").write_text(FILMS)
+    call("finetune", first_run, "--dataset", "films.csv", "--epochs", 1, "--measures", 1, "--length", 16, "--out", "c", cwd=home)
+    return home / "c"
+
+
 @pytest.fixture(scope="module")
 def run(first_run, tmp_path_factory):
     "The folder of a run of four steps, which is the module's own."
     return Path(shutil.copytree(first_run, tmp_path_factory.mktemp("cli") / "runs" / "1"))
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    "A copy of it that is the test's own."
+    return shutil.copytree(run, tmp_path / "copy")

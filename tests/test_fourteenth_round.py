@@ -4,32 +4,14 @@ import shutil
 
 import pytest
 
-from command import call, quick, refused
+from command import FILMS, call, listed, quick, refused
 
 from minibert import tables
 from minibert.probe_runs import read_conllu
 from minibert.text import Cleaner
 from minibert.vocabulary import count_words
 
-FILMS = "text,label\n" + "a good film,good\na bad film,bad\n" * 30
 TEXT = "Anna saw the cat. It ran to the tree.\n\nBen had a ball. He lost it there.\n\n" * 40
-
-
-@pytest.fixture
-def copy(run, tmp_path): return shutil.copytree(run, tmp_path / "copy")
-
-
-@pytest.fixture(scope="module")
-def classifier(run, tmp_path_factory):
-    home = tmp_path_factory.mktemp("films")
-    (home / "films.csv").write_text(FILMS)
-    call("finetune", run, "--dataset", "films.csv", "--epochs", 1, "--measures", 1, "--length", 16, "--out", "c", cwd=home)
-    return home / "c"
-
-
-def listed(folder):
-    found, = json.loads(call("runs", folder, "--json")[0])["runs"]
-    return found
 
 
 def test_columns_of_pandas_are_no_rows(run, tmp_path):

@@ -1,5 +1,4 @@
 """What the thirteenth round of tries has found: figures without a sum, NULs in tables, and a pool that waited for ever."""
-import json
 import os
 import shutil
 import subprocess
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command import call, quick, refused, start
+from command import FILMS, call, listed, quick, refused, start
 
 from minibert.core import in_words
 from minibert.overview import _label, verdict
@@ -16,24 +15,6 @@ from minibert.probe_runs import read_conllu
 from minibert.tokenizer_files import read_vocab
 
 WORD = "{}\tcat\tcat\t{}\tNN\t_\t0\troot\t_\t_\n"
-FILMS = "text,label\n" + "a good film,good\na bad film,bad\n" * 30
-
-
-@pytest.fixture
-def copy(run, tmp_path): return shutil.copytree(run, tmp_path / "copy")
-
-
-@pytest.fixture(scope="module")
-def classifier(run, tmp_path_factory):
-    home = tmp_path_factory.mktemp("films")
-    (home / "films.csv").write_text(FILMS)
-    call("finetune", run, "--dataset", "films.csv", "--frozen", "--out", "c", cwd=home)
-    return home / "c"
-
-
-def listed(folder):
-    found, = json.loads(call("runs", folder, "--json")[0])["runs"]
-    return found
 
 
 def test_runs_believes_no_edited_figures(copy, tmp_path):

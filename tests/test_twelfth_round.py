@@ -30,10 +30,6 @@ def gpt(tmp_path_factory):
     return home / "g"
 
 
-@pytest.fixture
-def copy(run, tmp_path): return shutil.copytree(run, tmp_path / "copy")
-
-
 @pytest.mark.parametrize("line", [2, 3, 5])
 @pytest.mark.parametrize("words", [("finetune", "copy", "--dataset", "t.csv"), ("pretrain", "--dataset", "t.csv")])
 def test_the_line_of_a_fault_in_a_table(copy, line, words):
