@@ -142,6 +142,12 @@ def _best_first(checkpoints: list[Path]) -> list[Path]:
     return sorted(losses, key=losses.get)
 
 # %% ../nbs/appendix/checkpoints.ipynb #4a8bac35
+def _take_away(checkpoint: Path) -> None:
+    "Remove a checkpoint; of one that stands elsewhere, the link to it."
+    if checkpoint.is_symlink(): checkpoint.unlink()
+    elif checkpoint.exists(): shutil.rmtree(checkpoint)
+
+
 def save_checkpoint(
     folder: str | Path,  # the run's folder
     step: int,  # steps done
@@ -166,13 +172,13 @@ def save_checkpoint(
                          measured=measured or {})
             write_whole(aside / "state.json", json.dumps(state, indent=1))
             keep_sums(aside, "state.json")
-            if final.exists(): shutil.rmtree(final)
+            _take_away(final)
             os.replace(aside, final)
     finally: shutil.rmtree(aside, ignore_errors=True)
     every = [path for path in list_checkpoints(folder) if path <= final]
     stay = every[-keep:] + _best_first(every)[:1]
     for old in every:
-        if old not in stay: shutil.rmtree(old)
+        if old not in stay: _take_away(old)
     return final
 
 # %% ../nbs/appendix/checkpoints.ipynb #9c057e15

@@ -296,10 +296,8 @@ def default_options(kind: type, words: list[str], path: str | None) -> Any:
     flags = {"resume", "model", "backend", "recipe", "start"}
     own = flags & {each.name for each in fields(kind)}
     found = dict.fromkeys(flags) | look_for(words, *(f"--{name}" for name in own))[0]
-    in_file = {} if path is None else read_options(path, kind)
-    for name in in_file.keys() & (WORDS if kind is not Finetune else set()):
-        raise ValueError(f"{path} has {name!r}, which has no flag: leave it out, and "
-                         "give it on the command line.")
+    no_flag = WORDS if kind is not Finetune else set()
+    in_file = {} if path is None else read_options(path, kind, no_flag=no_flag)
     for name in in_file.keys() & _BY_HAND:
         raise ValueError(f"{path} has {name!r}, which is given by hand alone: leave it out, "
                          f"and give --{name.replace('_', '-')} on the command line.")

@@ -351,7 +351,8 @@ def _check_letters(value: Any, name: str, path: str | Path) -> None:
 def read_options(
     path: str | Path,  # a YAML or JSON file
     kind: type,  # the dataclass whose fields it gives
-    whole: bool = False  # a run's own file: it has every option
+    whole: bool = False,  # a run's own file: it has every option
+    no_flag: Iterable[str] = (),  # fields that stand on the command line alone
 ) -> dict:  # of the fields that stand in it
     "The options in a file, each checked; ValueError names the file and the first fault."
     wanted, options = get_type_hints(kind, include_extras=True), []
@@ -359,8 +360,13 @@ def read_options(
         name = key.replace("-", "_")
         if name not in wanted:
             near = "learning_rate" if name == "lr" else nearest(name.lower(), wanted)
-            raise ValueError(f"{path} has {key!r}, which is no option: "
-                             + (f"write {near}." if near else "leave it out."))
+            if near not in no_flag:
+                raise ValueError(f"{path} has {key!r}, which is no option: "
+                                 + (f"write {near}." if near else "leave it out."))
+            name = near
+        if name in no_flag:
+            raise ValueError(f"{path} has {key!r}, which has no flag: leave it out, and give "
+                             f"{name.upper()} on the command line.")
         options.append((name, _meant(value, wanted[name])))
         _check_letters(options[-1][1], name, path)
     options = named_once(options, path)
