@@ -19,11 +19,15 @@ setup(
     author_email=cfg["author_email"],
     url=cfg["git_url"],
     license="Apache-2.0",
-    packages=find_packages(include=["minibert", "minibert.*"]),
-    package_data={"minibert": ["*.txt", "*.html", "course_model/*"]},
+    packages=[*find_packages(include=["minibert", "minibert.*"]), "minibert.course_model"],
+    package_data={"minibert": ["*.txt", "*.html"], "minibert.course_model": ["*"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
-    extras_require={"dev": cfg["dev_requirements"].split(), "extra": cfg["extra_requirements"].split()},
+    extras_require={
+        "extra": cfg["extra_requirements"].split(),
+        "test": cfg["test_requirements"].split(),
+        "dev": (cfg["test_requirements"] + " " + cfg["dev_requirements"]).split(),
+    },
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": ["minibert=minibert._modidx:d"]},
     zip_safe=False,
 )

@@ -128,14 +128,15 @@ def test_no_pool_waits_for_a_worker_that_was_killed(which, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("pretrain", *quick()), ("pretrain", *quick("--backend", "numpy")),
-                                   ("finetune", "{run}", "--dataset", "films.csv", "--frozen")])
+                                   ("finetune", "{run}", "--dataset", "films.csv", "--epochs", "1", "--measures", "1", "--length", "16")])
 def test_a_run_that_is_measured_is_no_stopped_one(run, tmp_path, monkeypatch, words):
     from minibert import finetune_runs, report
     (tmp_path / "films.csv").write_text(FILMS)
     told = []
     def looks(measure, given):
         told.append(listed(tmp_path / "r")["state"])
-        told.append(start(words[0], "--resume", "r/1", "--quiet", cwd=tmp_path).communicate()[1])  # in this one it would be let in
+        if "numpy" not in words:  # which cannot go on
+            told.append(start(words[0], "--resume", "r/1", "--quiet", cwd=tmp_path).communicate()[1])  # in this process it would be let in
         return measure(*given)
     measure, summarise = report.measure, finetune_runs._summarise
     monkeypatch.setattr(report, "measure", lambda *given: looks(measure, given))
