@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 endif
 PINNED := settings.ini setup.py constraints.txt
 # The pip of Python 3.11 takes half as long again as today's. And Python compiles a package when it is first imported, and keeps that: compiling everything at once would double the time.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -q
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -qq
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-slow lab notebooks prepare readme lint clean

@@ -6,6 +6,7 @@ alone, so that the same lines elsewhere, and a function that moves within its mo
 import ast
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -45,6 +46,7 @@ def read_bank(folder: Path = HERE) -> list[Mutant]:
     return mutants
 
 
+@cache  # many mistakes stand in one source
 def stretch(text: str, where: str) -> tuple[int, int]:
     "Where a function stands in a source, as two offsets; the whole source for \"\", nothing for one that it has not."
     if not where: return 0, len(text)
