@@ -139,12 +139,14 @@ def check_fields(config: Any) -> None:
 # %% ../nbs/appendix/core.ipynb #1ca7864d
 @contextmanager
 def naming(path: str | Path, aside: Path | None = None) -> Iterator[None]:
-    "While it lasts, a system that refuses names the file: a full disk names none, or `aside`."
+    "While it lasts, a system that refuses names the file: a full disk names none, or one in `aside`."
     try: yield
     except OSError as problem:
-        ours = problem.filename is None or aside and str(problem.filename).startswith(str(aside))
+        named = "" if problem.filename is None else str(problem.filename)
+        ours = not named or aside and named.startswith(str(aside))
         if not ours or problem.errno is None: raise
-        raise OSError(problem.errno, os.strerror(problem.errno), str(path)) from None
+        within = named[len(str(aside)):] if named else ""
+        raise OSError(problem.errno, os.strerror(problem.errno), f"{path}{within}") from None
 
 
 def half_of(path: Path) -> Path:
@@ -405,7 +407,8 @@ def deaf_children() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+    unheard = {*stop_signals(), signal.SIGALRM}  # by which the command puts off a stop
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, unheard)
     try: yield
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

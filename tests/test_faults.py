@@ -90,10 +90,13 @@ def test_a_second_ctrl_c_says_what_was_saved(tmp_path):
 
 
 def in_a_terminal(*words, cwd):
-    "The command as a terminal starts it: a group of its own, all of which hears Ctrl-C."
+    "The command as a terminal starts it, when Python itself has begun: a group of its own, all of which hears Ctrl-C."
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen([*COMMAND, *map(str, words)], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            start_new_session=True)
+    begin = "import sys; from minibert.entry import start; print('begun', flush=True); sys.exit(start())"
+    process = subprocess.Popen([sys.executable, "-c", begin, *map(str, words)], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, start_new_session=True)
+    assert process.stdout.readline() == "begun\n"
+    return process
 
 
 @pytest.mark.parametrize("wait", [0.5, 2, 4, 7])

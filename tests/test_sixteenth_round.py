@@ -1,4 +1,6 @@
 """What the sixteenth round of tries has found: a checkpoint that is a link, and a word in a file that has its place on the command line."""
+import signal
+
 import pytest
 import torch
 
@@ -6,7 +8,7 @@ from command import refused
 
 from minibert.checkpoints import save_checkpoint
 from minibert.config import BertConfig
-from minibert.core import list_checkpoints
+from minibert.core import deaf_children, list_checkpoints
 from minibert.heads import BertForPreTraining
 
 
@@ -29,3 +31,15 @@ def test_what_stands_on_the_command_line_is_sent_there_at_once(tmp_path, command
     (tmp_path / "o.yaml").write_text(f"{key}: runs/1\n")
     assert f"o.yaml has '{key}', which has no flag: leave it out, and give {word} on the command line." in refused(
         command, "runs/1", "--config", "o.yaml", cwd=tmp_path)
+
+
+@pytest.mark.posix
+def test_a_stop_that_was_put_off_is_heard_when_the_workers_have_begun():
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(True))
+    try:
+        with deaf_children():
+            signal.raise_signal(signal.SIGALRM)
+            assert not heard
+        assert heard
+    finally: signal.signal(signal.SIGALRM, before)
