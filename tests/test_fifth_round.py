@@ -630,6 +630,7 @@ def test_the_metrics_of_another_run_are_refused(home):
     (home / "gpt/metrics.jsonl").write_bytes((home / "base/metrics.jsonl").read_bytes())
     assert "gpt/metrics.jsonl is of another run" in refused("pretrain", "--resume", "gpt", cwd=home)
     assert (home / "gpt/summary.json").read_bytes() == before
+    (home / "base/SHA256SUMS").unlink()
     (home / "base/metrics.jsonl").write_text('{"step": 1, "mlm_loss": 2.0}\n{"step": 2}\n')
     call("compare", "base", "twin", cwd=home)
     (home / "base/metrics.jsonl").write_text('{"step": 1}\n')

@@ -71,10 +71,10 @@ def test_sentence_embeddings(dtype, tol):
 @pytest.mark.slow
 def test_layer_by_layer(tmp_path):
     with pytest.warns(UserWarning, match="no MLM head, NSP head"):
-        result = compare_with_hf(minilm(), [three[0] for three in PAIRS], out=tmp_path)
+        result = compare_with_hf(minilm(), [three[0] for three in PAIRS], out=tmp_path / "out")
     assert result["same"] and result["largest"]["float64"] < 1e-11, result["verdict"]
     assert result["skipped"] == ["MLM logits", "NSP logits"] and len(result["parts"]) == 1 + 2 * 6 + 1
-    assert (tmp_path / "parity.png").stat().st_size > 1000
+    assert (tmp_path / "out/parity.png").stat().st_size > 1000
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_base_sentence_embeddings(base): check_embeddings(base, torch.float32, 1
 
 @pytest.mark.hub
 def test_base_layer_by_layer(base, tmp_path):
-    result = compare_with_hf(BASE, [three[0] for three in PAIRS], out=tmp_path)
+    result = compare_with_hf(BASE, [three[0] for three in PAIRS], out=tmp_path / "out")
     assert result["same"] and not result["skipped"], result["verdict"]
 
 
