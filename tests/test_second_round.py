@@ -130,6 +130,7 @@ def test_compare_overwrites_no_file_of_another_kind(run, tmp_path):
     (tmp_path / "b.png").mkdir()
     for out, said in (("mine.csv", "ends in .png"), ("new.jpg", "ends in .png"), ("a", "ends in .png"), ("b.png", "b.png is a folder")):
         assert said in leaves_nothing("compare", "a", "a", "--out", out, cwd=tmp_path)
+    (tmp_path / "a/SHA256SUMS").unlink()
     (tmp_path / "a/metrics.jsonl").write_text("")
     assert "a/metrics.jsonl has no whole line" in leaves_nothing("compare", "a", "a", "--out", "c.png", cwd=tmp_path)
 
