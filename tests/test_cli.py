@@ -38,7 +38,7 @@ def test_a_run_has_everything(run):
 
 
 def test_in_a_process_of_its_own(run):
-    for words, code in ((("fill-mask", run, "a [MASK]"), 0), (("fill-mask", run, "no mask"), 2), ((), 2)):
+    for words, code in ((("fill-mask", run, "a [MASK]"), 0), ((), 2)):
         process = start(*words)
         out, err = process.communicate()
         assert process.returncode == code and bool(out) == (code == 0) and "Traceback" not in err
@@ -144,6 +144,7 @@ def test_a_second_phase_starts_from_the_weights_of_the_first(run, tmp_path):
     assert "48" in told and "reads 32" in told and not (tmp_path / "third").exists()
 
 
+@pytest.mark.slow
 def test_a_second_phase_is_repeated_and_resumed_bit_for_bit(run, tmp_path):
     words = (*FROM, run, "--checkpoint-steps", 2)
     call("pretrain", *words, "--out", tmp_path / "a")
@@ -225,8 +226,8 @@ def test_numpy_says_what_it_does_not_do(numpy_run):
     assert [given[name] for name in ("optimizer", "precision", "dropout", "positions")] == ["adamw", "float32", 0.0, "absolute"]
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, id="ctrl-c"),
-                                    pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGTERM, id="sigterm")])
 def test_a_signal_with_numpy_saves_the_weights(tmp_path, number):
     process = start("pretrain", *quick("--backend", "numpy", "--steps", 100_000, "--out", tmp_path / "run"))
     until(tmp_path / "run/metrics.jsonl", process)
@@ -618,7 +619,7 @@ def test_two_processes_fine_tune_as_one_does(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["1", "2"]
 
 
-@pytest.mark.parametrize("objective, other", [("mlm", "nsp"), ("nsp", "mlm")])
+@pytest.mark.parametrize("objective, other", [("mlm", "nsp"), pytest.param("nsp", "mlm", marks=pytest.mark.slow)])
 def test_one_objective_alone(objective, other, tmp_path):
     "It is learned, measured and shown, and nothing is said of the other one."
     out, _ = call("pretrain", *QUICK, "--objectives", objective, "--watch", "--checkpoint-steps", 4, "--out", tmp_path / "run")

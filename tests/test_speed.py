@@ -182,6 +182,7 @@ def test_peers_take_turns():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_is_named():
     broken = dict(good=list_peers()["rows"], bad=Peer("bad", dropout=1.5))
     with pytest.raises(RuntimeError, match="'bad' stopped: ValueError: .*dropout"): take_turns(broken, SMALL, shape=(2, 12))

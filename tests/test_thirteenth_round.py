@@ -127,7 +127,7 @@ def test_no_pool_waits_for_a_worker_that_was_killed(which, tmp_path):
     assert told.returncode == 0 and told.stdout.strip() == "broken", told
 
 
-@pytest.mark.parametrize("words", [("pretrain", *quick()), ("pretrain", *quick("--backend", "numpy")),
+@pytest.mark.parametrize("words", [("pretrain", *quick()), pytest.param(("pretrain", *quick("--backend", "numpy")), marks=pytest.mark.slow),
                                    ("finetune", "{run}", "--dataset", "films.csv", "--epochs", "1", "--measures", "1", "--length", "16")])
 def test_a_run_that_is_measured_is_no_stopped_one(run, tmp_path, monkeypatch, words):
     from minibert import finetune_runs, report
