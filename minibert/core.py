@@ -145,7 +145,7 @@ def naming(path: str | Path, aside: Path | None = None) -> Iterator[None]:
         named = "" if problem.filename is None else str(problem.filename)
         ours = not named or aside and named.startswith(str(aside))
         if not ours or problem.errno is None: raise
-        within = named[len(str(aside)):] if named else ""
+        within = named.removeprefix(str(aside))
         raise OSError(problem.errno, os.strerror(problem.errno), f"{path}{within}") from None
 
 

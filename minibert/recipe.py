@@ -358,15 +358,14 @@ def read_options(
     wanted, options = get_type_hints(kind, include_extras=True), []
     for key, value in _read_mapping(path).items():
         name = key.replace("-", "_")
-        if name not in wanted:
-            near = "learning_rate" if name == "lr" else nearest(name.lower(), wanted)
-            if near not in no_flag:
-                raise ValueError(f"{path} has {key!r}, which is no option: "
-                                 + (f"write {near}." if near else "leave it out."))
-            name = near
-        if name in no_flag:
+        meant = ("learning_rate" if name == "lr" else name if name in wanted
+                 else nearest(name.lower(), wanted))
+        if meant in no_flag:
             raise ValueError(f"{path} has {key!r}, which has no flag: leave it out, and give "
-                             f"{name.upper()} on the command line.")
+                             f"{meant.upper()} on the command line.")
+        if meant != name:
+            raise ValueError(f"{path} has {key!r}, which is no option: "
+                             + (f"write {meant}." if meant else "leave it out."))
         options.append((name, _meant(value, wanted[name])))
         _check_letters(options[-1][1], name, path)
     options = named_once(options, path)

@@ -19,11 +19,11 @@ def quick(*words):
     return (*(word for pair in zip(QUICK[::2], QUICK[1::2]) if pair[0] not in told for word in pair), *words)
 
 
-def start(*words, cwd=None):
+def start(*words, cwd=None, command=COMMAND, **how):
     "The command in a process of its own."
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen([*COMMAND, *map(str, words)], cwd=cwd, env=env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen([*command, *map(str, words)], cwd=cwd, env=env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def test_command_makes_it_again(tmp_path):
     done = subprocess.run(words, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf8"))
-    for name, read in (("vocab.txt", str), ("config.json", json.loads)):
-        assert read((tmp_path / "run" / name).read_text(encoding="utf8")) == read((COURSE / name).read_text(encoding="utf8"))
+    for name in ("vocab.txt", "config.json"):
+        assert (tmp_path / "run" / name).read_text(encoding="utf8") == (COURSE / name).read_text(encoding="utf8")
     for name, margin in MARGINS.items(): assert summary[name] == pytest.approx(SUMMARY[name], abs=margin), name
     for name in ("unigram_loss", "bigram_loss", "mlm_accuracy_bound", "mlm_tokens"): assert summary[name] == pytest.approx(SUMMARY[name])

@@ -91,10 +91,8 @@ def test_a_second_ctrl_c_says_what_was_saved(tmp_path):
 
 def in_a_terminal(*words, cwd):
     "The command as a terminal starts it, when Python itself has begun: a group of its own, all of which hears Ctrl-C."
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    begin = "import sys; from minibert.entry import start; print('begun', flush=True); sys.exit(start())"
-    process = subprocess.Popen([sys.executable, "-c", begin, *map(str, words)], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, start_new_session=True)
+    begun = COMMAND[-1].replace("sys.exit", "print('begun', flush=True); sys.exit")
+    process = start(*words, cwd=cwd, command=(*COMMAND[:-1], begun), start_new_session=True)
     assert process.stdout.readline() == "begun\n"
     return process
 

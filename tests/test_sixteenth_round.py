@@ -1,4 +1,5 @@
-"""What the sixteenth round of tries has found: a checkpoint that is a link, and a word in a file that has its place on the command line."""
+"""What the sixteenth round of tries has found: a checkpoint that is a link, a word in a file that has its place on the command line,
+and a stop that was put off until workers began."""
 import signal
 
 import pytest

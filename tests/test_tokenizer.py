@@ -232,10 +232,10 @@ def test_decode_equals_theirs():
     assert tokenizer.decode([2, 5, 3], skip_special_tokens=False) == "[CLS] a [SEP]"
 
 
-@pytest.fixture(scope="module")
-def rows(wikitext):
-    "Real rows, and what real text has too little of."
-    return [*wikitext["validation"][::12], "It's what they've said: \"Don't!\" I'm sure, aren't you?", "n't 've ' s ' ... ?!", "do not", *POOLS]
+@pytest.fixture(scope="module", params=[12, pytest.param(4, marks=pytest.mark.slow)])
+def rows(wikitext, request):
+    "Real rows, each twelfth or fourth, and what real text has too little of."
+    return [*wikitext["validation"][::request.param], "It's what they've said: \"Don't!\" I'm sure, aren't you?", "n't 've ' s ' ... ?!", "do not", *POOLS]
 
 
 @pytest.mark.parametrize("own", [False, True])
