@@ -56,7 +56,7 @@ lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 	cd nbs && ../$(BIN)/jupyter lab
 
 notebooks: $(VENV)/.installed-slow $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
-	cd nbs && for nb in *.ipynb appendix/*.ipynb answers/*.ipynb; do \
+	cd nbs && for nb in *.ipynb proofs/*.ipynb reference/*/*.ipynb answers/*.ipynb; do \
 	  [ -e $$nb ] || continue; \
 	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
 	$(BIN)/nbdev_clean
@@ -68,7 +68,7 @@ prepare: readme  ## before a commit: clean, export, lint
 	$(BIN)/nbdev_export
 	$(MAKE) lint
 
-readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, and the list of the appendix
+readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, and the list of the reference
 	$(BIN)/python tools/make_readme.py
 
 clean:  ## take the environment and what was built away

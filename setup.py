@@ -19,8 +19,8 @@ setup(
     author_email=cfg["author_email"],
     url=cfg["git_url"],
     license="Apache-2.0",
-    packages=[*find_packages(include=["minibert", "minibert.*"]), "minibert.course_model"],
-    package_data={"minibert": ["*.txt", "*.html"], "minibert.course_model": ["*"]},
+    packages=[*find_packages(include=["minibert", "minibert.*"]), "minibert.course_model", "minibert.measured"],
+    package_data={"minibert": ["py.typed"], "minibert.data": ["*.txt"], "minibert.show": ["*.html"], "minibert.course_model": ["*"], "minibert.measured": ["*.json"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={

@@ -1,11 +1,11 @@
-"""What the data path of the appendix (documents, corpus) costs, and how well it cuts sentences. Run by hand, from the root:
+"""What the data path of the reference (documents, corpus) costs, and how well it cuts sentences. Run by hand, from the root:
 
     python benchmarks/corpus.py splitter UD.conllu      boundary F1 and speed, beside sentencex and pysbd
     python benchmarks/corpus.py all FOLDER NAME [OUT]   what preparing and reading a corpus costs, into OUT
 
 UD.conllu is UD English EWT's dev file (conllu, sentencex and pysbd must be installed: they are not part
 of the project); FOLDER and NAME are a data set in the hub's layout, as wikitext and wikitext-2-v1. OUT is
-benchmarks/results/corpus.json unless said otherwise; --short measures less, to see that it works.
+minibert/measured/corpus.json unless said otherwise; --short measures less, to see that it works.
 
 `all` measures: preparing 1, 3 and 10 times the text, streamed from parquet files to the memory map, each in
 a process of its own (processor seconds of one core, resident memory before and at its peak); the same in
@@ -56,7 +56,7 @@ def marked(paragraph):
 
 
 def splitter(path):
-    from minibert.documents import split_sentences
+    from minibert.data.documents import split_sentences
     import pysbd
     import sentencex
     gold = paragraphs(path)
@@ -110,8 +110,8 @@ def child(*arguments):
 
 
 def one(folder, tokenizer, target, processes):
-    from minibert.corpus import Corpus
-    from minibert.documents import load_documents
+    from minibert.data.corpus import Corpus
+    from minibert.data.documents import load_documents
     from minibert.tokenizer import WordPieceTokenizer
     documents, tokenizer = load_documents(folder, streaming=True), WordPieceTokenizer.from_pretrained(tokenizer)
     next(iter(documents))
@@ -146,7 +146,7 @@ def shards(aside, times, whole):
 
 
 def learn(folder, target, every, pieces=8192):
-    from minibert.documents import load_documents, sample_sentences
+    from minibert.data.documents import load_documents, sample_sentences
     from minibert.tokenizer import WordPieceTokenizer
     before, start = resident(), time.process_time()
     tokenizer = WordPieceTokenizer.train(sample_sentences(load_documents(folder, streaming=True), every=int(every)), pieces)
@@ -158,7 +158,7 @@ def learn(folder, target, every, pieces=8192):
 
 def vocabulary(aside):
     "Pieces learned from a share of the documents, and the tokens that all of the text then takes."
-    from minibert.documents import load_documents
+    from minibert.data.documents import load_documents
     from minibert.tokenizer import WordPieceTokenizer
     rows, sentences = [], [s for d in load_documents(aside / "1", streaming=True) for s in d]
     for every in (10, 3, 1):
@@ -173,10 +173,10 @@ def batch(aside, rounds):
     "Processor milliseconds of the sampler with its masks, and of a training step of `tiny`, in turns."
     import torch
     from minibert.config import BertConfig
-    from minibert.corpus import Corpus
+    from minibert.data.corpus import Corpus
     from minibert.heads import BertForPreTraining
-    from minibert.optimizers import make_optimizers
-    from minibert.recipe import TrainingConfig
+    from minibert.train.optimizers import make_optimizers
+    from minibert.train.recipe import TrainingConfig
     from minibert.tokenizer import WordPieceTokenizer
     from minibert.training import make_sampler, train_step
     tokenizer, rows = WordPieceTokenizer.from_pretrained(aside / "tokenizer"), []
@@ -204,7 +204,7 @@ def batch(aside, rounds):
 
 def everything(folder, name, *rest):
     short = "--short" in rest
-    out = Path(next((r for r in rest if r != "--short"), Path(__file__).parent / "results/corpus.json"))
+    out = Path(next((r for r in rest if r != "--short"), Path(__file__).resolve().parents[1] / "minibert/measured/corpus.json"))
     with tempfile.TemporaryDirectory() as aside:
         aside = Path(aside)
         copies(folder, name, aside, sizes := (1, 3, 10))

@@ -17,7 +17,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from minibert.runs import open_run
+from minibert.runs.runs import open_run
 from minibert.weights import load_pretrained
 
 COMMAND = "MINIBERT_BFLOAT16=0 minibert pretrain"

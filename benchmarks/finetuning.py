@@ -20,15 +20,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
-from minibert.bags import bag_of_words
-from minibert.classifier_parts import pool
+from minibert.core.files import write_whole
+from minibert.core.precision import choose_precision, keep_freed_memory
+from minibert.core.seeds import seeded
+from minibert.measure.bags import bag_of_words
+from minibert.nn.classifier_parts import pool
 from minibert.finetuning import BertClassifier, finetune, train_frozen
-from minibert.finetune_runs import FinetuneConfig, start_classifier, training_for
-from minibert.labelled import ExampleSampler, ask, judge
-from minibert.labels import hold_out, read_examples, take_share
+from minibert.runs.finetune import FinetuneConfig, start_classifier, training_for
+from minibert.data.labelled import ExampleSampler, ask, judge
+from minibert.data.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
-from minibert.parallel import own_device
+from minibert.train.processes import own_device
 from minibert.tokenizer import WordPieceTokenizer
 
 SHARES, SEEDS, LENGTH = (0.01, 0.1, 1.0), (0, 1, 2), 64
@@ -174,7 +176,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="cells whose names start so")
     parser.add_argument("--search", action="store_true", help="try the rates instead")
     parser.add_argument("--share", type=float, default=0.1, help="for --search")
-    parser.add_argument("--out", default="benchmarks/results/finetuning.json")
+    parser.add_argument("--out", default="minibert/measured/finetuning.json")
     arguments = parser.parse_args()
     keep_freed_memory()  # the library leaves that to commands
     work = Work(arguments)

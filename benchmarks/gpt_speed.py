@@ -1,6 +1,6 @@
 """How fast does GPT learn and write, beside Hugging Face's? In turn, one thread, about five minutes on a quiet machine.
 
-    python benchmarks/gpt_speed.py [--only training|writing]      writes benchmarks/results/gpt_speed.json
+    python benchmarks/gpt_speed.py [--only training|writing]      writes minibert/measured/gpt_speed.json
 
 Times are processor time, not the clock's: other programs on the machine then count for little.
 
@@ -26,17 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import nn
 
-from minibert import bench
-from minibert.bench import GEMM, Peer, peak_memory
+from minibert.perf import bench
+from minibert.perf.bench import GEMM, Peer, peak_memory
 from minibert.config import SIZES
-from minibert.core import fast_bfloat16, follow_parent, keep_freed_memory, seeded, write_whole
+from minibert.core.files import write_whole
+from minibert.core.precision import fast_bfloat16, follow_parent, keep_freed_memory
+from minibert.core.seeds import seeded
 from minibert.gpt import GPTConfig, GPTForCausalLM, generate, next_logits
-from minibert.optimizers import make_optimizers
-from minibert.recipe import TrainingConfig
+from minibert.train.optimizers import make_optimizers
+from minibert.train.recipe import TrainingConfig
 from minibert.training import train_step
 from minibert.weights import to_hf
 
-OUT = Path(__file__).resolve().parent / "results" / "gpt_speed.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "gpt_speed.json"
 CASES = (("tiny", 8192, 16), ("mini", 8192, 16), ("tiny", 50257, 8))  # size, V, B
 LENGTH, THREADS, BATCHES = 128, 1, 4
 TOKENS, PROMPT = 256, 8

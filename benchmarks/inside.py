@@ -1,5 +1,5 @@
-"""What the appendix observer reads: `python benchmarks/inside.py sick` trains healthy and sick runs with the observer, about ten minutes;
-`python benchmarks/inside.py cost` measures the observer's share of the time. Each writes a JSON into benchmarks/results."""
+"""What the reference observer reads: `python benchmarks/inside.py sick` trains healthy and sick runs with the observer, about ten minutes;
+`python benchmarks/inside.py cost` measures the observer's share of the time. Each writes a JSON into minibert/measured."""
 import json
 import statistics
 import sys
@@ -11,21 +11,22 @@ from pathlib import Path
 import torch
 
 from minibert.config import BertConfig
-from minibert.core import seeded, write_whole
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
+from minibert.core.files import write_whole
+from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
-from minibert.observer import Observer, plain_batch
-from minibert.optimizers import make_optimizers
-from minibert.recipe import TrainingConfig
+from minibert.measure.observer import Observer, plain_batch
+from minibert.train.optimizers import make_optimizers
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, make_sampler, pretrain, train_step
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "minibert/measured"
 
 
 def material():
-    "The stories of chapter 11 and of the appendix observer, every word one piece."
+    "The stories of chapter 11 and of the reference observer, every word one piece."
     texts = load_documents("stories", limit=1500)
     tokenizer = WordPieceTokenizer.train(s for story in texts for s in story)
     return Corpus.build(texts, tokenizer), tokenizer

@@ -1,6 +1,6 @@
 """Does a cross-entropy pay whose gradient is made in place, or slice by slice? In turn, on all cores.
 
-    python benchmarks/loss.py            writes benchmarks/results/speed_loss.json
+    python benchmarks/loss.py            writes minibert/measured/speed_loss.json
 
 The loss in place is an older idea, the one in slices what the model takes (chapter 07). 614 predicted positions, as in 32 pairs of 128 tokens.
 """
@@ -15,10 +15,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 
-from minibert.core import keep_freed_memory, write_whole
-from minibert.losses import SlicedLoss
+from minibert.core.files import write_whole
+from minibert.core.precision import keep_freed_memory
+from minibert.nn.losses import SlicedLoss
 
-OUT = Path(__file__).resolve().parent / "results" / "speed_loss.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_loss.json"
 
 
 class InPlaceLoss(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """How far is every assert about a trained model from failing, over seeds, threads and precisions?
 
-    python benchmarks/margins.py nbs/10_training.ipynb nbs/appendix/observer.ipynb --out benchmarks/results/margins.json
+    python benchmarks/margins.py nbs/10_training.ipynb nbs/reference/measure/observer.ipynb --out minibert/measured/margins.json
 
 Each notebook runs from top to bottom in a fresh process under every setting. All generators of the package get other
 seeds, PyTorch gets one thread or two, and configs that name no precision get float32 or bfloat16. An assert that fails
@@ -80,10 +80,10 @@ def run_notebook(path: Path, seed: int, threads: int, precision: str) -> dict:
     import torch
     IPython.display.display = lambda *_, **__: Handle()
     torch.set_num_threads(threads)
-    import minibert.core as core
+    import minibert.core.seeds as core
     plain = core.seeded
     core.seeded = lambda first, *more: plain(first + 7919 * seed, *more)  # before anybody imports it
-    from minibert.recipe import TrainingConfig
+    from minibert.train.recipe import TrainingConfig
     names = list(TrainingConfig.__dataclass_fields__)
     defaults = list(TrainingConfig.__init__.__defaults__)
     defaults[names.index("precision")] = precision

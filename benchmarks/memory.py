@@ -1,6 +1,6 @@
 """How much memory does a training step take above what its process has anyway?
 
-    python benchmarks/memory.py          writes benchmarks/results/speed_memory.json
+    python benchmarks/memory.py          writes minibert/measured/speed_memory.json
 
 Each peer of the race takes four steps in a process of its own. Noted are, in MiB, the most resident memory
 after one step of a minuscule model, by which all libraries are loaded (the floor), and the most at the end.
@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from minibert.bench import CASES, list_peers, peak_memory, peer_steps
+from minibert.perf.bench import CASES, list_peers, peak_memory, peer_steps
 from minibert.config import BertConfig
-from minibert.core import write_whole
+from minibert.core.files import write_whole
 from minibert.speed import synthetic_batch
 
-OUT = Path(__file__).resolve().parent / "results" / "speed_memory.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_memory.json"
 LEAST = BertConfig(101, 24, 2, 4, 37, max_position_embeddings=40)
 PEERS = "hf", "trainer", "rows", "equal", "onednn", "muon"
 

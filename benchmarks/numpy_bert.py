@@ -8,7 +8,7 @@
 `speed` (about a minute on two quiet cores) writes results/numpy_bert_speed.json, `train` and `keep` write
 results/numpy_bert.json; appendix/numpy_training_proofs reads both.
 
-The configuration is that of the appendix: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
+The configuration is that of the reference: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
 """
 import json
 import os
@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 from minibert.config import BertConfig
-from minibert.core import keep_freed_memory, write_whole
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
+from minibert.core.files import write_whole
+from minibert.core.precision import keep_freed_memory
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers
 from minibert.numpy_bert import model as backward_module
@@ -37,16 +38,16 @@ from minibert.numpy_bert.model import backward
 from minibert.numpy_bert.parts import as_arrays, evaluate_numpy, norms_by_part
 from minibert.numpy_bert.training import adamw_, clip_, first_moments, gradients, pretrain_numpy, update_
 from minibert.numpy_bert.weights import first_weights, from_state_dict
-from minibert.optimizers import make_optimizers
+from minibert.train.optimizers import make_optimizers
 from minibert.pairs import PairSampler
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, train_step
 from minibert.weights import to_hf
 
 CONFIG = BertConfig(8192, 192, 3, 4, 768, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 B, S = 8, 64
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "minibert/measured"
 
 
 def synthetic(seed):

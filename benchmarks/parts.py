@@ -1,6 +1,6 @@
-"""Where does a step's time go? The parts of the appendix profiling, for equal work and for the default recipe.
+"""Where does a step's time go? The parts of the reference profiling, for equal work and for the default recipe.
 
-    python benchmarks/parts.py             writes benchmarks/results/speed_profile.json
+    python benchmarks/parts.py             writes minibert/measured/speed_profile.json
 
 One thread, 32 pairs of 128 tokens, V = 8,192; each loop profiled three times, in turn. The shares of one run
 can be compared with each other on a machine that does other things beside; the milliseconds cannot.
@@ -13,13 +13,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from minibert.bench import available_peers, peer_steps
+from minibert.perf.bench import available_peers, peer_steps
 from minibert.config import BertConfig
-from minibert.core import choose_precision, write_whole
-from minibert.profiling import profile_loop
+from minibert.core.files import write_whole
+from minibert.core.precision import choose_precision
+from minibert.perf.profiling import profile_loop
 from minibert.speed import synthetic_batch
 
-OUT = Path(__file__).resolve().parent / "results" / "speed_profile.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_profile.json"
 
 
 def main(rounds=3):

@@ -1,6 +1,6 @@
 """Who leaves the unigram plateau, and when: positions and optimizers on the stories. About a minute on two free cores.
 
-    python benchmarks/plateau.py [STEPS]      writes benchmarks/results/plateau.json, which the appendix plateau draws
+    python benchmarks/plateau.py [STEPS]      writes minibert/measured/plateau.json, which the reference plateau draws
 
 The same model (2 layers, 128 wide, no dropout), vocabulary, batches and masks in all four runs; AdamW at 2e-3, Muon at 0.02
 for the layers' matrices; linear schedule with 10 % warm-up. Every 10 steps: the masked loss, and the share of attention
@@ -15,18 +15,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from minibert.baselines import unigram_baseline
+from minibert.measure.baselines import unigram_baseline
 from minibert.config import BertConfig
-from minibert.core import keep_freed_memory, seeded, write_whole
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
+from minibert.core.files import write_whole
+from minibert.core.precision import keep_freed_memory
+from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
-from minibert.optimizers import make_optimizers
-from minibert.recipe import TrainingConfig
+from minibert.train.optimizers import make_optimizers
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import make_sampler, train_step
 
-OUT = Path(__file__).resolve().parent / "results" / "plateau.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "plateau.json"
 A, B = "anna lost her red ball .", "she found it under the bed ."
 EVERY = 10
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from minibert.core import write_whole
-from minibert.probe_vectors import extract, place_words
+from minibert.core.files import write_whole
+from minibert.measure.probe_vectors import extract, place_words
 from minibert.probing import TaggedText, answers, fit_probes, number_tags, standardise_
-from minibert.probe_runs import layer_names, read_treebank, run_probe
+from minibert.measure.probe_runs import layer_names, read_treebank, run_probe
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import load_pretrained
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--fresh", type=int, default=2, help="seeds for the treebank's untrained encoders, which take the longest")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--out", default="benchmarks/results/probing.json")
+    parser.add_argument("--out", default="minibert/measured/probing.json")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # a plain BertModel has no heads, and none are wanted
     path = Path(arguments.out)

@@ -1,6 +1,6 @@
 """What does `fast_products` bring to a training step? CPU seconds, one thread, the two ways in turn.
 
-    python benchmarks/products.py          writes benchmarks/results/speed_products.json
+    python benchmarks/products.py          writes minibert/measured/speed_products.json
 
 Forward and backward of the same batch (32 x 128, float32, dropout 0.1), with PyTorch's product and with oneDNN's. CPU
 time, not the clock's, and the least of the rounds: so it can be taken on a machine that does other things beside.
@@ -16,12 +16,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from minibert.config import BertConfig
-from minibert.core import keep_freed_memory, seeded, write_whole
+from minibert.core.files import write_whole
+from minibert.core.precision import keep_freed_memory
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
-from minibert.products import fast_products
+from minibert.perf.products import fast_products
 from minibert.speed import synthetic_batch
 
-OUT = Path(__file__).resolve().parent / "results" / "speed_products.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_products.json"
 
 
 def main(rounds=6):

@@ -13,12 +13,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from minibert.config import BertConfig
-from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
-from minibert.corpus import Corpus
+from minibert.core.files import write_whole
+from minibert.core.precision import choose_precision, keep_freed_memory
+from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.heads import BertForPreTraining
-from minibert.recipe import PretrainOptions, TrainingConfig
-from minibert.runs import VAL_SEED, prepare, steps_in
+from minibert.train.recipe import PretrainOptions, TrainingConfig
+from minibert.runs.runs import VAL_SEED, prepare, steps_in
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import make_sampler, pretrain
 from minibert.weights import save_pretrained
@@ -74,7 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="instead of the minutes")
     parser.add_argument("--work", default="runs/recipes", help="where the ids are kept")
     parser.add_argument("--save", help="a folder for the checkpoints and the last model")
-    parser.add_argument("--out", default="benchmarks/results/recipes.json")
+    parser.add_argument("--out", default="minibert/measured/recipes.json")
     arguments = parser.parse_args()
     folder, tokenizer = open_data(arguments)
     train, val = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "val"))

@@ -1,6 +1,6 @@
 """What a second process brings: the same training step, taken in turn by one process and by two.
 
-    python benchmarks/scale.py [ROUNDS]       30 rounds unless said otherwise; into benchmarks/results/scale.json
+    python benchmarks/scale.py [ROUNDS]       30 rounds unless said otherwise; into minibert/measured/scale.json
 
 The script starts itself with torchrun. In each round the first process takes a step alone, on one thread, while
 the second waits; then both take a step of the same size together, on one thread each. So a busy minute slows
@@ -18,7 +18,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parents[1] / "minibert/measured"
 SIZES, PAIRS, LENGTH, PIECES = ("tiny", "mini"), 64, 128, 8192
 
 
@@ -31,14 +31,15 @@ def race(rounds):
     import torch
     import torch.distributed as dist
 
-    from minibert import parallel, training
+    from minibert import training
+    from minibert.train import processes as parallel
     from minibert.config import BertConfig
-    from minibert.core import seeded
-    from minibert.corpus import Corpus
-    from minibert.documents import load_documents
+    from minibert.core.seeds import seeded
+    from minibert.data.corpus import Corpus
+    from minibert.data.documents import load_documents
     from minibert.heads import BertForPreTraining
-    from minibert.optimizers import make_optimizers
-    from minibert.recipe import TrainingConfig
+    from minibert.train.optimizers import make_optimizers
+    from minibert.train.recipe import TrainingConfig
     from minibert.tokenizer import WordPieceTokenizer
 
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """What does a small T5 write about the stories, after a few steps? Three seeds, two tasks, from scratch and from spans.
 
-    python benchmarks/summarising.py [SEEDS]      writes benchmarks/results/summarising.json; some minutes on a quiet machine
+    python benchmarks/summarising.py [SEEDS]      writes minibert/measured/summarising.json; some minutes on a quiet machine
 
 "owner": a story, and who has what at its end; "opening": a story without its first sentence, and that sentence.
 The model, the steps, the rate and the batches are the same in every run of a seed; the pre-trained ones begin from
@@ -15,19 +15,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
+from minibert.core.files import write_whole
+from minibert.core.precision import choose_precision, keep_freed_memory
+from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
 from minibert.evaluation import evaluate
-from minibert.recipe import TrainingConfig
-from minibert.spans import SENTINELS, Spans
-from minibert.stories import stories
-from minibert.summarising import TextPairs, opening_pairs, owner_pairs, text_config, write_answers
+from minibert.train.recipe import TrainingConfig
+from minibert.data.spans import SENTINELS, Spans
+from minibert.data.stories import stories
+from minibert.data.summarising import (
+    TextPairs, opening_pairs, owner_pairs, text_config, write_answers)
 from minibert.t5 import T5ForConditionalGeneration
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import fit
 
-OUT = Path(__file__).resolve().parent / "results" / "summarising.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "summarising.json"
 TASKS = dict(owner=owner_pairs, opening=opening_pairs)
 TOLD, PRETRAIN, STEPS, BATCH = 9000, 200, 150, 16
 

@@ -5,7 +5,7 @@
 
 A position is a token that a stack of the model reads while it trains: 72 a text for BERT ([CLS] and [SEP] included), 70 for GPT,
 64 + 14 for T5's encoder and decoder. `train` writes a file for each run into --work, and `gather` puts them into
-benchmarks/results/three.json, with the baselines and the costs. A cost in seconds is one thread's processor time, the quickest
+minibert/measured/three.json, with the baselines and the costs. A cost in seconds is one thread's processor time, the quickest
 of some short stretches of steps, so that what else the machine does changes little.
 """
 import argparse
@@ -23,24 +23,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from minibert.config import BertConfig
-from minibert.core import choose_precision, keep_freed_memory, seeded, write_whole
-from minibert.corpus import Corpus
-from minibert.documents import load_documents, sample_sentences
+from minibert.core.files import write_whole
+from minibert.core.precision import choose_precision, keep_freed_memory
+from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents, sample_sentences
 from minibert.evaluation import evaluate
 from minibert.gpt import GPTForCausalLM
 from minibert.heads import BertForPreTraining
-from minibert.kinds import KINDS, gpt_config, t5_config, with_dropout
-from minibert.optimizers import make_optimizers
-from minibert.recipe import PretrainOptions, TrainingConfig
-from minibert.runs import VAL_SEED
-from minibert.side_by_side import (
-    Masked, ask_bert, ask_gpt, ask_t5, facts_right, masked_losses_of_bert, masked_losses_of_t5, story_facts, story_texts)
-from minibert.spans import Spans, span_sizes
-from minibert.stories import next_words, stories, story_nats
+from minibert.runs.tasks import KINDS, gpt_config, t5_config, with_dropout
+from minibert.train.optimizers import make_optimizers
+from minibert.train.recipe import PretrainOptions, TrainingConfig
+from minibert.runs.runs import VAL_SEED
+from minibert.measure.side_by_side import (
+    Masked, ask_bert, ask_gpt, ask_t5, facts_right, masked_losses_of_bert,
+    masked_losses_of_t5, story_facts, story_texts)
+from minibert.data.spans import Spans, span_sizes
+from minibert.data.stories import next_words, stories, story_nats
 from minibert.t5 import T5ForConditionalGeneration
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import fit, train_step
-from minibert.windows import Windows
+from minibert.data.windows import Windows
 
 RAW, BATCH, HELD_OUT = 70, 32, 400  # tokens of text in an example, examples in a step, stories
 POSITIONS = dict(bert=RAW + 2, gpt=RAW, t5=RAW + 1 + 2 * span_sizes(RAW)[1] + 1)  # read for one example
@@ -189,7 +192,7 @@ def main() -> None:
     parser.add_argument("seed", nargs="?", type=int, default=0)
     parser.add_argument("--positions", type=float, default=1e7)
     parser.add_argument("--work", type=Path, default=Path("runs/three"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/three.json"))
+    parser.add_argument("--out", type=Path, default=Path("minibert/measured/three.json"))
     arguments = parser.parse_args()
     keep_freed_memory()
     if arguments.what == "gather": gather(arguments.work, arguments.out)

@@ -23,11 +23,11 @@ import transformers as hf
 from recipes import KEPT, add_result, open_data
 
 from minibert.config import BertConfig
-from minibert.core import choose_precision
-from minibert.corpus import Corpus
+from minibert.core.precision import choose_precision
+from minibert.data.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
-from minibert.recipe import TrainingConfig
-from minibert.runs import VAL_SEED
+from minibert.train.recipe import TrainingConfig
+from minibert.runs.runs import VAL_SEED
 from minibert.training import make_sampler, train_step
 from minibert.weights import from_hf
 
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--own", action="store_true", help="let minibert compute the same recipe (with --steps)")
     parser.add_argument("--work", default="runs/recipes")
-    parser.add_argument("--out", default="benchmarks/results/recipes.json")
+    parser.add_argument("--out", default="minibert/measured/recipes.json")
     arguments = parser.parse_args()
     folder, tokenizer = open_data(arguments)
     train_corpus, val = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "val"))

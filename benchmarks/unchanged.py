@@ -24,7 +24,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from minibert.stories import stories
+from minibert.data.stories import stories
 
 SHORT = ("--length", 48, "--vocab-size", 1000, "--precision", "float32", "--log-steps", 1)
 RUNS = {  # folder: the words after `pretrain`
@@ -40,7 +40,7 @@ RUNS = {  # folder: the words after `pretrain`
 TIMES = {"time", "seconds", "train_seconds", "prepare_seconds", "seconds_per_step", "tokens_per_second", "tokens_per_s", "pairs_per_second", "out"}
 
 
-def call(*words, launch=("-m", "minibert.cli")) -> str:  # what it prints
+def call(*words, launch=("-m", "minibert.cli.main")) -> str:  # what it prints
     env = os.environ | dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     done = subprocess.run([sys.executable, *launch, *map(str, words)], env=env, capture_output=True, text=True)
     if done.returncode: raise SystemExit(f"minibert {' '.join(map(str, words))} ended with {done.returncode}:\n{done.stderr[-2000:]}")
@@ -84,7 +84,7 @@ def record() -> dict[str, str]:
                 for file in ("model.safetensors", "summary.json"): (place / name / file).unlink()
                 call("pretrain", "--resume", place / name)
             print(name, flush=True)
-        two = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29637", "-m", "minibert.cli")
+        two = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29637", "-m", "minibert.cli.main")
         call("pretrain", *RUNS["parts"], "--out", place / "two", launch=two)
         print("two", flush=True)
         lines = ["text\tlabel", *(f"{story.text}\t{story.sentiment}" for story in stories(120))]

@@ -1,6 +1,6 @@
 """What do the fused AdamW and the batched Muon of chapter 10 save? In turn, on all cores.
 
-    python benchmarks/update.py          writes benchmarks/results/speed_update.json; half a minute, a quiet machine please
+    python benchmarks/update.py          writes minibert/measured/speed_update.json; half a minute, a quiet machine please
 
 Two models take the same steps with the default recipe (bfloat16, no dropout), one with PyTorch's Muon and AdamW as
 they come, one with `make_optimizers`. Noted: the update alone and the whole step, medians in ms, medians of the ratios.
@@ -16,14 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from minibert.config import BertConfig
-from minibert.core import keep_freed_memory, seeded, write_whole
+from minibert.core.files import write_whole
+from minibert.core.precision import keep_freed_memory
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
-from minibert.optimizers import make_optimizers, parameter_groups
-from minibert.recipe import TrainingConfig
+from minibert.train.optimizers import make_optimizers, parameter_groups
+from minibert.train.recipe import TrainingConfig
 from minibert.speed import synthetic_batch
 from minibert.training import train_step
 
-OUT = Path(__file__).resolve().parent / "results" / "speed_update.json"
+OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_update.json"
 CASES = (("tiny", 30522), ("tiny", 8192), ("mini", 8192))
 
 

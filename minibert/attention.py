@@ -10,9 +10,9 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_parts import check_mask, explicit_is_faster
+from .nn.attention_parts import check_mask, explicit_is_faster
 from .config import BertConfig
-from .rotary import turn
+from .nn.rotary import turn
 
 # %% auto #0
 __all__ = ['attend', 'split_heads', 'merge_heads', 'MultiHeadAttention']

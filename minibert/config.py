@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from minibert.config_files import (
+from minibert.hub.config_files import (
     POSITIONS, check_rotary, config_text, read_config, refuse_foreign, refuse_positions,
     refuse_unknown)
-from .core import Count, Positive, Rate, Whole, check_fields, write_whole
+from .core.fields import Count, Positive, Rate, Whole, check_fields
+from .core.files import write_whole
 
 # %% auto #0
 __all__ = ['SIZES', 'check_config', 'Parts', 'BertConfig', 'count_parameters']

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import BertConfig
-from .inputs import check_length
+from .nn.inputs import check_length
 
 # %% auto #0
 __all__ = ['Embeddings']

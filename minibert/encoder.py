@@ -8,9 +8,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
-from .attention_parts import take_mask_rows, take_rows
+from .nn.attention_parts import take_mask_rows, take_rows
 from .config import BertConfig
-from .parts import GatedFeedForward, activation, make_norm
+from .nn.parts import GatedFeedForward, activation, make_norm
 
 # %% auto #0
 __all__ = ['FeedForward', 'EncoderLayer', 'PreNormLayer', 'Encoder']

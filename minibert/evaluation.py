@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from .answers import Predictions
-from .baselines import Bigrams, Chosen, words_whole
-from .evaluable import Evaluable, ask_examples
-from .stories import Story
+from .measure.predictions import Predictions
+from .measure.baselines import Bigrams, Chosen, words_whole
+from .measure.evaluable import Evaluable, ask_examples
+from .data.stories import Story
 
 # %% auto #0
 __all__ = ['Z', 'wilson', 'row_interval', 'accuracy_by', 'by_frequency', 'by_tag', 'calibration', 'evaluate',

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .callbacks import Callback
-from .checkpoints import best_checkpoint
-from .classifier_parts import ClassifierConfig, ClassifierOutput, pool
+from .train.callbacks import Callback
+from .train.checkpoints import best_checkpoint
+from .nn.classifier_parts import ClassifierConfig, ClassifierOutput, pool
 from .config import BertConfig
 from .evaluation import row_interval, wilson
-from .files import read_weights
-from .labelled import ExampleSampler, ask, judge
+from .hub.files import read_weights
+from .data.labelled import ExampleSampler, ask, judge
 from .model import BertModel, initialise_
-from .parallel import join_processes, share_weights_
-from .recipe import TrainingConfig
+from .train.processes import join_processes, share_weights_
+from .train.recipe import TrainingConfig
 from .training import fit
 
 # %% auto #0

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from .attention import attend, merge_heads, split_heads
 from .config import Parts
-from .config_files import refuse_other, refuse_unknown
-from .core import Count, Positive, Rate, check_fields, seeded
+from .hub.config_files import refuse_other, refuse_unknown
+from .core.fields import Count, Positive, Rate, check_fields
+from .core.seeds import seeded
 from .encoder import Encoder
-from .inputs import checked, score_dtype
-from .losses import check_labels, mean_loss
+from .nn.inputs import checked, score_dtype
+from .nn.losses import check_labels, mean_loss
 from .model import initialise_
-from .prompts import check_prompt, check_sampling, encode_prompts
+from .nn.prompts import check_prompt, check_sampling, encode_prompts
 
 # %% auto #0
 __all__ = ['causal_mask', 'GPTConfig', 'CausalOutput', 'GPTForCausalLM', 'next_token_probs', 'draw', 'extend_layer',

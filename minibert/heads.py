@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .asking import encode_for, finite_answer
+from .runs.asking import encode_for, finite_answer
 from .config import BertConfig
-from .core import evaluating
-from .losses import check_labels, mean_loss, needed_rows
+from .core.precision import evaluating
+from .nn.losses import check_labels, mean_loss, needed_rows
 from .model import BertModel, initialise_
-from .parts import activation
+from .nn.parts import activation
 
 # %% auto #0
 __all__ = ['MLMHead', 'NSPHead', 'PreTrainingOutput', 'BertForPreTraining', 'fill_mask', 'next_sentence']

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .asking import encode_for
-from .core import check_finite, evaluating
+from .runs.asking import encode_for
+from .core.precision import check_finite, evaluating
 from .heads import BertForPreTraining
 from .tokenizer import WordPieceTokenizer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .inputs import check_masking
+from .nn.inputs import check_masking
 
 # %% auto #0
 __all__ = ['number_words', 'choose_tokens', 'mask_tokens']

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .config import BertConfig
 from .embeddings import Embeddings
 from .encoder import Encoder
-from .inputs import checked, score_dtype
+from .nn.inputs import checked, score_dtype
 
 # %% auto #0
 __all__ = ['additive_mask', 'initialise_', 'BertOutput', 'BertModel']

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .answers import pretraining_figures
-from .baselines import Known, masked_baselines
-from .core import seeded
-from .corpus import Corpus
+from .measure.predictions import pretraining_figures
+from .measure.baselines import Known, masked_baselines
+from .core.seeds import seeded
+from .data.corpus import Corpus
 from .masking import mask_tokens
-from .pairs_parts import Places, Wanted, check_sampler, draw_elsewhere, find_runs
-from .recipe import read_objectives
+from .data.pairs import Places, Wanted, check_sampler, draw_elsewhere, find_runs
+from .train.recipe import read_objectives
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0

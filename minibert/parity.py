@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .config import BertConfig
-from .parity_parts import check_sizes, parts_of, two_tensors, without_padding
+from .hub.parity_parts import (
+    check_sizes, parts_of, two_tensors, without_padding)
 
 # %% auto #0
 __all__ = ['assert_same', 'reference_batch', 'randomise_']

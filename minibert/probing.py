@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .core import seeded
-from .stories import Story
+from .core.seeds import seeded
+from .data.stories import Story
 
 # %% auto #0
 __all__ = ['TaggedText', 'tag_stories', 'number_tags', 'word_majority', 'Probes', 'standardise_', 'fit_probes', 'answers',

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import BertConfig
-from .core import seeded
+from .core.seeds import seeded
 from .heads import BertForPreTraining, PreTrainingOutput
 from .masking import choose_tokens
 

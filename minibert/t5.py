@@ -15,17 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend, merge_heads, split_heads
-from .attention_parts import explicit_is_faster
+from .nn.attention_parts import explicit_is_faster
 from .config import Parts
-from .config_files import refuse_other, refuse_unknown
-from .core import Count, Positive, Rate, Whole, check_fields, evaluating, seeded
+from .hub.config_files import refuse_other, refuse_unknown
+from .core.fields import Count, Positive, Rate, Whole, check_fields
+from .core.precision import evaluating
+from .core.seeds import seeded
 from .encoder import FeedForward
 from .gpt import causal_mask, draw
-from .inputs import checked, score_dtype
-from .losses import check_labels, mean_loss
+from .nn.inputs import checked, score_dtype
+from .nn.losses import check_labels, mean_loss
 from .model import additive_mask
-from .parts import GatedFeedForward, make_norm
-from .prompts import check_prompt, check_sampling
+from .nn.parts import GatedFeedForward, make_norm
+from .nn.prompts import check_prompt, check_sampling
 
 # %% auto #0
 __all__ = ['T5Config', 'relative_buckets', 'RelativeBias', 'T5Attention', 'T5Layer', 'T5Stack', 'TextOutput', 'shift_right',

@@ -12,13 +12,14 @@ from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
-from minibert.rows import (
+from minibert.text.encoding import (
     check_batch, check_ids, check_item, keep_lengths, padded_length, place_pieces,
     stack_rows)
-from .text import (
+from .text.cleaning import (
     LONGEST_WORD, SPECIALS, Cache, Cleaner, check_text, join_pieces, split_specials)
-from .tokenizer_files import read_tokenizer, read_vocab, write_tokenizer
-from .vocabulary import count_words, first_pieces, learn_pieces, number_pieces
+from .text.files import read_tokenizer, read_vocab, write_tokenizer
+from .text.vocabulary import (
+    count_words, first_pieces, learn_pieces, number_pieces)
 
 # %% auto #0
 __all__ = ['match_pieces', 'lay_out', 'pad_rows', 'WordPieceTokenizer']

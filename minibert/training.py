@@ -13,19 +13,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .callbacks import Callback, join_figures, measure_all
-from .checkpoints import only_run_in, read_about
-from .core import seeded
-from .corpus import Corpus
-from .files import build_model
+from .train.callbacks import Callback, join_figures, measure_all
+from .train.checkpoints import only_run_in, read_about
+from .core.seeds import seeded
+from .data.corpus import Corpus
+from .hub.files import build_model
 from .heads import BertForPreTraining
 from .pairs import PairSampler
-from .parallel import (
+from .train.processes import (
     add_up_, any_process, asked_to_stop, check_cut, join_processes, split_batch)
-from .progress import Progress
-from .recipe import TrainingConfig, schedule_at
+from .core.progress import Progress
+from .train.recipe import TrainingConfig, schedule_at
 from .tokenizer import WordPieceTokenizer
-from .train_state import begin_run, log_line, not_finite, stopped
+from .train.state import begin_run, log_line, not_finite, stopped
 
 # %% auto #0
 __all__ = ['forward_backward', 'train_step', 'fit', 'make_sampler', 'pretrain', 'resume']

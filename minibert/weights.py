@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .families import family_of, find_family, into_ours, unroll
-from .files import (
+from .hub.families import family_of, find_family, into_ours, unroll
+from .hub.files import (
     checked_state, completed, empty_model, find_checkpoint, read_all, read_kind,
     read_sizes, their_state, whole_folder, write_model)
 from .model import initialise_

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = (sys.executable, "-c", "import sys; from minibert.entry import start; sys.exit(start())")
+COMMAND = (sys.executable, "-c", "import sys; from minibert.cli.entry import start; sys.exit(start())")
 FILMS = "text,label\n" + "a good film,good\na bad film,bad\n" * 30
 QUICK = ("--steps", "4", "--batch-size", "4", "--length", "32", "--vocab-size", "1000")
 
@@ -36,7 +36,7 @@ def inside(folder):
 
 def call(*words, cwd=None, code=0):
     "The command in this process, which saves seconds of imports at each call."
-    from minibert.cli import main
+    from minibert.cli.main import main
     out, err = io.StringIO(), io.StringIO()
     with inside(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try: told = main([str(word) for word in words])

@@ -18,6 +18,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as for a job in the bac
 
 ROOT = Path(__file__).resolve().parent.parent
 
+
+def copy_checkout(folder: Path) -> None:
+    "The checkout in another folder, without what was made in it."
+    made = shutil.ignore_patterns(".venv", ".git", "build", "dist", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder, ignore=lambda place, names: {*made(place, names)} | ({"runs"} if Path(place) == ROOT else set()))
+
 # Loaded before any test module is read, so that their own @settings start from it.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.load_profile("same")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from minibert import attention
 from minibert.attention import MultiHeadAttention, attend, merge_heads, split_heads
-from minibert.attention_parts import take_mask_rows, take_rows
+from minibert.nn.attention_parts import take_mask_rows, take_rows
 from minibert.config import BertConfig, Parts
 from minibert.embeddings import Embeddings
 from minibert.encoder import Encoder
 from minibert.parity import assert_same, randomise_
-from minibert.rotary import rotary_angles, rotate
+from minibert.nn.rotary import rotary_angles, rotate
 
 LOWEST = torch.finfo(torch.float64).min
 drawn = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -8,9 +8,9 @@ import torch
 import transformers as hf
 
 from minibert.config import SIZES, BertConfig, count_parameters
-from minibert.core import write_whole
+from minibert.core.files import write_whole
 from minibert.heads import BertForPreTraining
-from minibert.memory import layer_activations, training_memory
+from minibert.perf.memory import layer_activations, training_memory
 
 NAN, INF = float("nan"), float("inf")
 BAD = [

@@ -19,7 +19,7 @@ def write_rows(path, count=40):
 
 
 def test_true_and_false_are_the_same_classes_in_every_table(tmp_path):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     rows = [dict(text=f"number {k}", label=bool(k % 2)) for k in range(8)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows))
@@ -60,7 +60,7 @@ def test_a_run_that_diverged_is_not_to_go_on(tmp_path):
 
 
 def test_a_fine_tuning_that_diverged_says_so():
-    from minibert.finetune_runs import _warn_of_loss
+    from minibert.runs.finetune import _warn_of_loss
     with pytest.warns(UserWarning, match="best loss on the part set aside is 100, .* costs 0.69"):
         _warn_of_loss([dict(loss=0.6), dict(val_loss=4590.6), dict(val_loss=100.2)], 2, 50.0)
     with warnings.catch_warnings():
@@ -83,7 +83,7 @@ def gpts(tmp_path_factory):
 
 
 def test_texts_named_after_splits_are_warned_of(tmp_path):
-    from minibert.documents import load_documents
+    from minibert.data.documents import load_documents
     for name in ("train", "validation"): (tmp_path / f"{name}.txt").write_text("One.\n\nTwo.\n\nThree.\n\nFour.\n")
     with pytest.warns(UserWarning, match="holds train, validation as texts, which are read as one"): load_documents(tmp_path)
     with warnings.catch_warnings():
@@ -110,12 +110,12 @@ FEATURES = "dataset_info:\n  features:\n  - name: text\n    dtype: string\n  - n
     (FEATURES.replace("label\n", "mood\n"), "---", "names no column mood"),
 ])
 def test_what_a_description_says_is_read_or_refused(tmp_path, more, start, said):
-    from minibert.tables import load_table
+    from minibert.data.tables import load_table
     with pytest.raises(ValueError, match=said): load_table(described(tmp_path / "d", more, start))
 
 
 def test_a_described_csv_is_read_as_it_stands(tmp_path):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     found = read_examples(described(tmp_path / "d", FEATURES, rows="None,1\nNA,0\nnull,1\na film,0\n" * 4))
     assert found.names == ("neg", "pos") and found.texts[:3] == ("None", "NA", "null") and found.labels.tolist() == [1, 0, 1, 0] * 4
     words = read_examples(described(tmp_path / "e", FEATURES, rows="a good film,pos\na bad film,neg\n" * 4))
@@ -124,7 +124,7 @@ def test_a_described_csv_is_read_as_it_stands(tmp_path):
 
 def test_shards_with_other_orders_of_labels_are_refused(tmp_path):
     import datasets
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     rows = dict(text=["one", "two"] * 4, label=[0, 1] * 4)
     for kind in ("arrow", "parquet"): (tmp_path / kind).mkdir()
     for k, names in enumerate((["neg", "pos"], ["pos", "neg"])):
@@ -141,13 +141,13 @@ def test_shards_with_other_orders_of_labels_are_refused(tmp_path):
 
 @pytest.mark.parametrize("value,said", [(2**63 + 1, "cannot tell it from its neighbours"), ([1], "classes are words or whole numbers")])
 def test_labels_that_lose_digits_are_refused(tmp_path, value, said):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(dict(text=f"number {k}", label=value if k % 2 else 2**64 - 1 if value == 2**63 + 1 else [0])) + "\n" for k in range(8)))
     with pytest.raises(ValueError, match=said): read_examples(tmp_path / "a.jsonl")
 
 
 def test_a_single_line_between_equals_signs_is_no_title():
-    from minibert.documents import group_rows
+    from minibert.data.documents import group_rows
     rows = [row for k in range(30) for row in (f"Line {k}.", "")]
     assert len(list(group_rows(rows, whole=False))) == 30
     assert len(list(group_rows([*rows[:20], " = 12 = ", "", *rows[20:]], whole=False))) == 31
@@ -224,7 +224,7 @@ def test_a_loss_that_no_perplexity_can_show_is_named(gpts):
 
 def test_a_full_disk_at_the_first_file_leaves_no_folder(run, tmp_path, monkeypatch):
     import errno
-    import minibert.finetune_runs as module
+    import minibert.runs.finetune as module
     write_rows(tmp_path / "t.csv")
     shutil.copytree(run, tmp_path / "base")
     def full(path, data): raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -245,7 +245,7 @@ def test_a_pipe_among_the_runs_is_named(run, tmp_path):
 def test_damaged_files_of_a_corpus_are_named(tmp_path):
     from zlib import crc32
     import numpy as np
-    from minibert.corpus import Corpus
+    from minibert.data.corpus import Corpus
     from minibert.tokenizer import WordPieceTokenizer
     texts = [["the cat sat", "the dog ran"], ["a dog sat", "a cat ran"]]
     tokenizer = WordPieceTokenizer.train([line for text in texts for line in text], vocab_size=100)
@@ -277,7 +277,7 @@ def test_what_a_model_has_learned_is_held_against_its_sum(run, tmp_path):
 
 @pytest.mark.parametrize("value", ["NaN", "1" + "0" * 400, "Infinity"])
 def test_a_loss_that_is_no_number_is_named_before_anything_is_trained(tmp_path, value):
-    from minibert.checkpoints import read_metrics
+    from minibert.train.checkpoints import read_metrics
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2.0, "mlm_loss": 1.0}}\n{{"step": 2, "loss": 1.0, "mlm_loss": {value}}}\n')
     with pytest.raises(ValueError, match="line 2, mlm_loss is no number"): read_metrics(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": {value}, "loss": 2.0}}\n' * 2)
@@ -289,7 +289,7 @@ def test_a_loss_that_is_no_number_is_named_before_anything_is_trained(tmp_path, 
     lambda kept: kept | {"0.0.exp_avg": kept["0.0.exp_avg"][:1]}, lambda kept: {name: value for name, value in kept.items() if name != "0.0.exp_avg"}])
 def test_what_an_optimizer_cannot_remember_is_refused(change):
     import torch
-    from minibert.checkpoints import optimizer_tensors, restore_optimizers_
+    from minibert.train.checkpoints import optimizer_tensors, restore_optimizers_
     model = torch.nn.Linear(3, 4)
     made = lambda: [torch.optim.AdamW(model.parameters())]
     one = made()
@@ -308,19 +308,19 @@ def test_floats_of_eight_bits_are_refused(run, tmp_path):
 
 def test_the_error_of_an_import_is_told_as_it_is(monkeypatch):
     import builtins
-    from minibert.bags import word_counters
+    from minibert.measure.bags import word_counters
     there = builtins.__import__
     def fails(name, *rest):
         if name.startswith("sklearn"): raise ImportError("libgomp.so: failed to map segment from shared object")
         return there(name, *rest)
     monkeypatch.setattr(builtins, "__import__", fails)
     with pytest.raises(ImportError, match="failed to map segment") as told: word_counters()
-    from minibert.core import in_words
+    from minibert.core.errors import in_words
     assert "There isn't enough memory" in in_words(told.value)
 
 
 def test_memory_that_is_gone_ends_in_a_sentence(monkeypatch, capfd):
-    import minibert.cli as cli
+    import minibert.cli.main as cli
     def gone(*_): raise MemoryError
     monkeypatch.setattr(cli, "_sentence", gone)
     assert cli.main(["fill-mask", "none", "a [MASK]"]) == 2
@@ -329,7 +329,7 @@ def test_memory_that_is_gone_ends_in_a_sentence(monkeypatch, capfd):
 
 def test_runs_stand_by_number_and_by_name(run, tmp_path):
     for name in ("10", "9", "zoo", "bird", "ant"): shutil.copytree(run, tmp_path / "runs" / name)
-    from minibert.overview import list_runs
+    from minibert.runs.overview import list_runs
     assert [Path(found["run"]).name for found in list_runs(tmp_path / "runs")] == ["9", "10", "ant", "bird", "zoo"]
 
 
@@ -337,7 +337,7 @@ LONG = "1" + "0" * 5000  # more digits than Python reads
 
 
 def test_a_number_of_too_many_digits_is_named_with_its_file(tmp_path):
-    from minibert.core import read_json
+    from minibert.core.files import read_json
     (tmp_path / "a.json").write_text(f'{{"a": {LONG}}}')
     for once in (False, True):
         with pytest.raises(ValueError, match="a.json is no whole JSON object"): read_json(tmp_path / "a.json", once=once)
@@ -345,7 +345,7 @@ def test_a_number_of_too_many_digits_is_named_with_its_file(tmp_path):
 
 def test_an_array_that_is_none_is_named(tmp_path):
     import numpy as np
-    from minibert.corpus import Corpus
+    from minibert.data.corpus import Corpus
     from minibert.tokenizer import WordPieceTokenizer
     texts = [["the cat sat"], ["the dog ran"]]
     tokenizer = WordPieceTokenizer.train([line for text in texts for line in text], vocab_size=100)
@@ -364,7 +364,7 @@ def test_an_array_that_is_none_is_named(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs devices")
 def test_a_device_has_no_sum(tmp_path):
-    from minibert.sums import sum_of
+    from minibert.core.sums import sum_of
     (tmp_path / "a").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match="is a pipe or a device"): sum_of(tmp_path / "a")
 
@@ -389,7 +389,7 @@ def test_a_newest_checkpoint_without_its_config_is_passed_over(stopped, tmp_path
 
 @pytest.mark.parametrize("key", ['"configs"', "configs ", "'configs'"])
 def test_a_description_is_read_as_yaml(tmp_path, key):
-    from minibert.tables import load_table
+    from minibert.data.tables import load_table
     (tmp_path / "d").mkdir()
     for name in ("aa", "bb"): (tmp_path / f"d/{name}.csv").write_text(f"text,label\n{name},1\n")
     (tmp_path / "d/README.md").write_text(f"---\n{key}:\n- config_name: default\n  data_files:\n  - split: train\n    path: aa.csv\n  - split: validation\n    path: bb.csv\n---\n")
@@ -398,7 +398,7 @@ def test_a_description_is_read_as_yaml(tmp_path, key):
 
 
 def test_the_mark_of_a_description_is_heard(tmp_path):
-    from minibert.tables import load_table
+    from minibert.data.tables import load_table
     (tmp_path / "d").mkdir()
     (tmp_path / "d/a.tsv").write_text("text,label\na\tb,1\n")
     (tmp_path / "d/README.md").write_text("---\nconfigs:\n- config_name: default\n  sep: ','\n  data_files: a.tsv\n---\n")
@@ -406,7 +406,7 @@ def test_the_mark_of_a_description_is_heard(tmp_path):
 
 
 def test_a_table_called_state_is_a_table(tmp_path):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     for name in ("state", "city"): (tmp_path / f"{name}.json").write_text("".join(json.dumps(dict(text=f"{name} {k}", label=k % 2)) + "\n" for k in range(4)))
     assert len(read_examples(tmp_path)) == 8
     import datasets
@@ -432,14 +432,14 @@ def test_a_run_from_a_far_future_is_listed(run, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "runs/1")
     there = Path.stat
     monkeypatch.setattr(Path, "stat", lambda self, **how: SimpleNamespace(st_mtime=5e11, st_mode=there(self, **how).st_mode))
-    from minibert.overview import describe
+    from minibert.runs.overview import describe
     assert describe(tmp_path / "runs/1")["state"] == "finished"
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
 def test_an_import_is_not_interrupted(tmp_path):
     (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(0.1)\nwhole = True\n")
-    (tmp_path / "main.py").write_text("import signal, sys\nfrom minibert.entry import stop\nfor number in (signal.SIGINT, signal.SIGALRM): signal.signal(number, stop)\n"
+    (tmp_path / "main.py").write_text("import signal, sys\nfrom minibert.cli.entry import stop\nfor number in (signal.SIGINT, signal.SIGALRM): signal.signal(number, stop)\n"
                                       "try:\n    import slow, time\n    time.sleep(5)\nexcept KeyboardInterrupt: print(sys.modules['slow'].whole)\n")
     told = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, env=os.environ | dict(PYTHONPATH=str(Path(__file__).parents[1])))
     assert told.stdout == "True\n", told.stderr
@@ -521,9 +521,9 @@ def test_a_lost_file_of_the_tokenizer_is_named(run, tmp_path):
 
 def test_a_vocabulary_with_capitals_has_no_bound():
     from types import SimpleNamespace
-    from minibert.baselines import words_whole
-    from minibert.corpus import Corpus
-    from minibert.stories import stories
+    from minibert.measure.baselines import words_whole
+    from minibert.data.corpus import Corpus
+    from minibert.data.stories import stories
     from minibert.tokenizer import WordPieceTokenizer
     told = stories(20)
     texts = [list(story.sentences) for story in told]
@@ -534,7 +534,7 @@ def test_a_vocabulary_with_capitals_has_no_bound():
 
 
 def test_what_a_stop_has_broken_is_no_mistake(monkeypatch, capsys):
-    import minibert.cli as cli
+    import minibert.cli.main as cli
     def handler(number, frame): raise KeyboardInterrupt
     handler.heard = [signal.SIGINT]
     before = signal.signal(signal.SIGINT, handler)
@@ -546,7 +546,7 @@ def test_what_a_stop_has_broken_is_no_mistake(monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name,value", [("MINIBERT_BFLOAT16", "yes"), ("MPLBACKEND", "nosuch")])
 def test_words_of_the_environment_are_seen_first(tmp_path, name, value):
-    (tmp_path / "x.py").write_text("import sys; from minibert.entry import start; sys.exit(start())")
+    (tmp_path / "x.py").write_text("import sys; from minibert.cli.entry import start; sys.exit(start())")
     told = subprocess.run([sys.executable, "x.py", "pretrain", *quick("--out", "r")], cwd=tmp_path, capture_output=True, text=True,
                           env=os.environ | {name: value, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"})
     if name == "MPLBACKEND": assert told.returncode == 0, told.stderr
@@ -566,7 +566,7 @@ def test_a_t5_with_a_padded_table_is_refused_before_it_is_trained(padded_t5):
 
 
 def test_a_description_of_aliases_is_refused(tmp_path):
-    from minibert.tables import load_table
+    from minibert.data.tables import load_table
     lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]" for a, b in zip("abcdefgh", "bcdefghi")), "configs: *i"]
     (tmp_path / "README.md").write_text("---\n" + "\n".join(lines) + "\n---\n")
     (tmp_path / "a.csv").write_text("text,label\na,1\n")
@@ -577,7 +577,7 @@ def test_a_description_of_aliases_is_refused(tmp_path):
 def test_what_a_parquet_file_says_of_itself_may_be_anything(tmp_path, about):
     import pyarrow as arrow
     import pyarrow.parquet as parquet
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     table = arrow.table(dict(text=["one", "two"] * 4, label=["a", "b"] * 4)).replace_schema_metadata({b"huggingface": about})
     parquet.write_table(table, tmp_path / "a.parquet")
     try: assert len(read_examples(tmp_path / "a.parquet")) == 8
@@ -585,13 +585,13 @@ def test_what_a_parquet_file_says_of_itself_may_be_anything(tmp_path, about):
 
 
 def test_a_comma_without_quotes_is_still_named(tmp_path):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     (tmp_path / "t.csv").write_text("label,text\n1,The film is good, really\n")
     with pytest.raises(ValueError, match="Line 2 .* has 3 fields.* in double quotes, or, where each row begins"): read_examples(tmp_path / "t.csv")
 
 
 def test_parts_that_are_missing_are_noticed(tmp_path):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     rows = "".join(json.dumps(dict(text=f"film {k}", label=k % 2)) + "\n" for k in range(8))
     for name in ("train-00000-of-00003", "train-00002-of-00003", "validation-00000-of-00001"): (tmp_path / f"{name}.jsonl").write_text(rows)
     with pytest.raises(ValueError, match="holds 2 of the 3 parts of train"): read_examples(tmp_path)
@@ -600,7 +600,7 @@ def test_parts_that_are_missing_are_noticed(tmp_path):
 
 
 def test_a_readme_between_two_rules_describes_nothing(tmp_path):
-    from minibert.tables import load_table
+    from minibert.data.tables import load_table
     (tmp_path / "README.md").write_text("---\n*bold* words: [and so on\n---\nMore.\n")
     (tmp_path / "a.csv").write_text("text,label\na,1\n")
     assert [*load_table(tmp_path)] == ["train"]
@@ -628,7 +628,7 @@ def test_every_command_misses_the_options_of_a_run(run, tmp_path):
 
 @pytest.mark.parametrize("names", [("train-00000-of-00002-0a1b.jsonl",), ("a-00001-of-00002.txt",), ("README.md", "data/train-00000-of-00002.jsonl")])
 def test_parts_are_missed_whatever_they_are(tmp_path, names):
-    from minibert.documents import load_documents
+    from minibert.data.documents import load_documents
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: data/train-*\n---\n" if name == "README.md" else '{"text": "One."}\n' * 8)
@@ -636,7 +636,7 @@ def test_parts_are_missed_whatever_they_are(tmp_path, names):
 
 
 def test_quoted_names_with_another_mark_are_named(tmp_path):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     (tmp_path / "t.csv").write_text('"text";"label"\n"a film";"good"\n')
     with pytest.raises(ValueError, match="separates columns by ';': separate them by ','"): read_examples(tmp_path / "t.csv")
 
@@ -665,7 +665,7 @@ def test_a_model_that_is_computed_in_chunks_is_compared(run, tmp_path):
 
 
 def test_the_order_of_bytes_is_held_too(tmp_path):
-    from minibert.corpus import Corpus
+    from minibert.data.corpus import Corpus
     from minibert.tokenizer import WordPieceTokenizer
     texts = [["the cat sat"], ["the dog ran"]]
     tokenizer = WordPieceTokenizer.train([line for text in texts for line in text], vocab_size=100)

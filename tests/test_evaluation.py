@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from minibert.answers import Predictions, predict, word_perplexity, word_pieces
-from minibert.baselines import (Bigrams, accuracy_bound, bigram_baseline, chosen_tokens, count_bigrams, count_pieces,
-                                unigram_baseline)
+from minibert.measure.predictions import (
+    Predictions, predict, word_perplexity, word_pieces)
+from minibert.measure.baselines import (
+    Bigrams, accuracy_bound, bigram_baseline, chosen_tokens, count_bigrams,
+    count_pieces, unigram_baseline)
 from minibert.config import BertConfig
-from minibert.core import evaluating, seeded
-from minibert.corpus import Corpus
+from minibert.core.precision import evaluating
+from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
 from minibert.evaluation import (accuracy_by, by_frequency, by_tag, calibration, evaluate, evaluate_pretraining,
                                  row_interval, wilson)
-from minibert.stories import best_masked_accuracy, stories
+from minibert.data.stories import best_masked_accuracy, stories
 from minibert.heads import BertForPreTraining, PreTrainingOutput
 from minibert.pairs import PairSampler
 from minibert.tokenizer import WordPieceTokenizer

@@ -125,7 +125,7 @@ def test_runs_that_are_no_folder_are_named(tmp_path):
 
 
 def test_a_lucky_first_batch_is_no_divergence():
-    from minibert.report import check_diverged
+    from minibert.runs.report import check_diverged
     lines = [dict(step=n, loss=loss) for n, loss in enumerate((0.84, 2.79, 3.76), start=1)]
     check_diverged(lines, 7.9)
     with pytest.raises(FloatingPointError, match="diverged at step 2"): check_diverged(lines)
@@ -265,7 +265,7 @@ def test_parquet_files_that_do_not_agree_are_refused(home):
 
 
 def test_a_line_like_a_title_makes_no_article_of_a_table(home):
-    from minibert.documents import load_documents
+    from minibert.data.documents import load_documents
     with open(home / "x.csv", "w", newline="") as file:
         csv.writer(file).writerows([("text",), ("= Title =",), *((f"Anna lost ball {n} . She fell .",) for n in range(200))])
     assert len([*load_documents(home / "x.csv")]) > 150
@@ -291,7 +291,7 @@ def test_labels_of_one_name_are_refused(home):
 # ---- one folder, two commands; signals
 
 def test_of_two_that_make_one_folder_one_is_told_and_nothing_is_mixed(tmp_path):
-    from minibert.core import made_whole
+    from minibert.core.files import made_whole
     with pytest.raises(FileExistsError, match="q exists: give a new folder"):
         with made_whole(tmp_path / "q") as aside:
             (aside / "a").write_text("late")
@@ -311,12 +311,12 @@ def test_a_second_fine_tuning_into_one_folder_does_no_work(home):
 
 
 def test_a_write_that_fails_names_what_was_to_be_written(tmp_path, monkeypatch):
-    from minibert import core
+    from minibert.core import errors, files
     def full(*told): raise OSError(28, "No space left on device", str(told[0]))
-    monkeypatch.setattr(core.os, "replace", full)
-    with pytest.raises(OSError) as problem: core.write_whole(tmp_path / "x", "y")
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(OSError) as problem: files.write_whole(tmp_path / "x", "y")
     assert problem.value.filename == str(tmp_path / "x")
-    assert core.in_words(OSError(2, "No usable temporary directory found")).count("No usable temporary directory")
+    assert errors.in_words(OSError(2, "No usable temporary directory found")).count("No usable temporary directory")
 
 
 def begun(home, *words):
@@ -428,7 +428,7 @@ def test_each_split_is_read_as_it_stands(home):
         texts, labels = zip(*rows(), strict=True)
         datasets.Dataset.from_dict(dict(text=texts, label=labels), features=features).to_parquet(home / f"p/{part}.parquet")
         found[part] = labels
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     train = read_examples(home / "p")
     test = read_examples(home / "p", split="validation", names=train.names, places=False)
     assert [train.names[label] for label in test.labels] == [*found["validation"]]
@@ -450,7 +450,7 @@ def test_minus_one_may_be_a_name_and_test_is_mentioned(home):
 
 
 def test_sentences_without_spaces_end_too():
-    from minibert.documents import split_sentences
+    from minibert.data.documents import split_sentences
     assert split_sentences("明天。她走了！「好。」他来？") == ["明天。", "她走了！", "「好。」", "他来？"]
     assert split_sentences("It cost 3。5 or so. Yes.") == ["It cost 3。", "5 or so.", "Yes."]
 
@@ -498,7 +498,7 @@ def test_a_picture_takes_no_other_ones_place(home):
 
 @pytest.mark.slow
 def test_processes_refuse_before_the_work_and_one_speaks(tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minibert.cli", "pretrain"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minibert.cli.main", "pretrain"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     told = subprocess.run([*launch, *map(str, quick("--batch-size", 1)), "--out", "a"], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert told.returncode and "cannot be cut into 2 parts" in told.stderr and not (tmp_path / "a").exists()
@@ -567,14 +567,14 @@ def bpe(tmp_path):
     ("tokenizer.json", dict(normalizer=dict(type="Precompiled", precompiled_charsmap="AAAAAAAA")), "could not be read"),
 ])
 def test_odd_values_in_a_foreign_tokenizer_are_named(bpe, name, values, said):
-    from minibert.other_tokenizers import open_tokenizer
+    from minibert.text.foreign import open_tokenizer
     open_tokenizer(bpe("tokenizer_config.json", model_max_length=1e30))
     with pytest.raises(ValueError) as problem: open_tokenizer(bpe(name, **values))
     assert said in str(problem.value)
 
 
 def test_a_far_number_of_a_piece_and_an_erased_file_take_no_time(bpe, tmp_path):
-    from minibert.other_tokenizers import open_tokenizer, read_spiece
+    from minibert.text.foreign import open_tokenizer, read_spiece
     home = bpe("tokenizer_config.json")
     told = json.loads((home / "tokenizer.json").read_text())
     told["model"]["vocab"]["far"] = 200_000_000
@@ -650,7 +650,7 @@ def test_small_damage_is_said_with_its_file(home):
 
 
 def test_the_verdict_is_by_the_main_figure():
-    from minibert.overview import verdict
+    from minibert.runs.overview import verdict
     row = lambda difference: dict(difference=difference, interval=[difference - 0.01, difference + 0.01])
     assert "b is better: the masked loss of b is 1.000 lower" in verdict("a", "b", dict(span_loss=row(0.1), masked_loss=row(-1.0)))
 

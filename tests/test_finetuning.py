@@ -16,20 +16,22 @@ import torch
 import transformers as hf
 
 from minibert.config import BertConfig
-from minibert.stories import stories
-from minibert.core import seeded
+from minibert.data.stories import stories
+from minibert.core.seeds import seeded
 from minibert.evaluation import wilson
-from minibert.bags import bag_of_words
-from minibert.classifiers import classify, load_classifier, save_classifier
+from minibert.measure.bags import bag_of_words
+from minibert.runs.classifiers import classify, load_classifier, save_classifier
 from minibert.finetuning import BertClassifier, accuracy_figures, difference, finetune, fit_linear, train_frozen
-from minibert.labelled import ExampleSampler, ask, judge
-from minibert.finetune_runs import (
-    FinetuneConfig, _set_dropout_, read_parts, resume_finetuning, run_finetuning, training_for)
-from minibert.labels import Examples, hold_out, number_labels, read_examples, take_share
+from minibert.data.labelled import ExampleSampler, ask, judge
+from minibert.runs.finetune import (
+    FinetuneConfig, _set_dropout_, read_parts, resume_finetuning, run_finetuning,
+    training_for)
+from minibert.data.labels import (
+    Examples, hold_out, number_labels, read_examples, take_share)
 from minibert.heads import BertForPreTraining
 from minibert.model import BertModel
 from minibert.parity import assert_same, randomise_
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, forward_backward
 from minibert.weights import save_pretrained, to_hf
@@ -251,8 +253,8 @@ def test_batches_go_where_the_model_is(tokenizer, examples, monkeypatch):
 def test_a_run_asks_for_the_device(run, stories_csv, tmp_path, monkeypatch):
     class Seen(Exception): pass
     def stop(model, *args, **kwargs): raise Seen(next(model.parameters()).device.type)
-    monkeypatch.setattr("minibert.finetune_runs.own_device", lambda: torch.device("meta"))
-    monkeypatch.setattr("minibert.finetune_runs.finetune", stop)
+    monkeypatch.setattr("minibert.runs.finetune.own_device", lambda: torch.device("meta"))
+    monkeypatch.setattr("minibert.runs.finetune.finetune", stop)
     options = FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), precision="float32", length=96)
     with pytest.raises(Seen, match="meta"): run_finetuning(options, progress=False)
 
@@ -342,7 +344,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(run, stories_csv, 
     figures = run_finetuning(options, progress=False)
     def cut(*args): raise RuntimeError("power cut")
     with monkeypatch.context() as patch:
-        patch.setattr("minibert.train_state.save_checkpoint", cut)
+        patch.setattr("minibert.train.state.save_checkpoint", cut)
         with pytest.raises(RuntimeError, match="power cut"):
             run_finetuning(replace(options, out=str(tmp_path / "cut")), progress=False)
     assert (tmp_path / "cut" / "metrics.jsonl").exists()
@@ -383,7 +385,7 @@ def test_options_that_cannot_be_meant_are_refused_at_the_door(case):
 
 def test_two_runs_cannot_have_one_folder(run, stories_csv, tmp_path, monkeypatch):
     "Another run takes the folder while this one reads its data: nothing of the other is touched."
-    import minibert.finetune_runs as module
+    import minibert.runs.finetune as module
     out, plain = tmp_path / "tuned" / "1", module.read_parts
     def meanwhile(options):
         out.mkdir(parents=True)
@@ -407,7 +409,7 @@ def test_auto_is_what_core_says(run, stories_csv, tmp_path, monkeypatch, told, e
 
 def test_without_scikit_learn_nothing_is_begun(run, stories_csv, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    monkeypatch.setattr("minibert.finetune_runs.finetune", None)
+    monkeypatch.setattr("minibert.runs.finetune.finetune", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         run_finetuning(FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), length=96), progress=False)
     assert not (tmp_path / "out").exists()
@@ -435,7 +437,7 @@ def test_frozen_run_and_pairs(run, tmp_path):
 
 RESUMED = """
 import sys
-from minibert.finetune_runs import FinetuneConfig, resume_finetuning, run_finetuning
+from minibert.runs.finetune import FinetuneConfig, resume_finetuning, run_finetuning
 run, data, out = sys.argv[1:]
 print("ready", flush=True)
 from pathlib import Path

@@ -6,10 +6,10 @@ import pytest
 
 from command import FILMS, call, listed, quick, refused
 
-from minibert import tables
-from minibert.probe_runs import read_conllu
-from minibert.text import Cleaner
-from minibert.vocabulary import count_words
+from minibert.data import tables
+from minibert.measure.probe_runs import read_conllu
+from minibert.text.cleaning import Cleaner
+from minibert.text.vocabulary import count_words
 
 TEXT = "Anna saw the cat. It ran to the tree.\n\nBen had a ball. He lost it there.\n\n" * 40
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from command import call, leaves_nothing, refused
 
-from minibert.cli import ask_more
-from minibert.core import typed
-from minibert.files import load_tensors
+from minibert.cli.main import ask_more
+from minibert.core.errors import typed
+from minibert.hub.files import load_tensors
 
 SAID = [  # words, a file o.yaml (or None), what the sentence says
     ("pretrain --config o.yaml --print-config", "resume: b", "o.yaml has 'resume', which is given by hand alone: leave it out, and give --resume on the command line."),
@@ -77,7 +77,7 @@ def test_printed_options_are_only_those_of_the_run(tmp_path):
     ("classify r -- --help", "--help", None), ("classify r -- --json", "--json", None), ("inspect r a --out p --pair None", "a", "None"), ("classify r --quiet -- --quiet", "--quiet", None),
 ])
 def test_a_text_may_look_like_an_option(tmp_path, words, text, pair, monkeypatch):
-    from minibert.options import parse
+    from minibert.cli.options import parse
     (tmp_path / "o.yaml").write_text("json: yes\nquiet: yes\n")
     for file in ([], ["--config", str(tmp_path / "o.yaml")]):
         options = parse([*file, *words.split()])

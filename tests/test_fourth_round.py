@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 from command import QUICK, inside, leaves_nothing
 
-from minibert.documents import load_documents
-from minibert.labels import number_labels, read_examples
-from minibert.tables import load_table
+from minibert.data.documents import load_documents
+from minibert.data.labels import number_labels, read_examples
+from minibert.data.tables import load_table
 
 TEXTS = [f"Anna ran to the house {n}. She sat down. It was good." for n in range(60)]
 TEXT = "\n\n".join(TEXTS)

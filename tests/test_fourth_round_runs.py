@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from command import QUICK, call, leaves_nothing, quick
 
-from minibert.checkpoints import check_begins, list_checkpoints, read_about, save_checkpoint, seconds_trained
-from minibert.core import way_on
+from minibert.train.checkpoints import (
+    check_begins, list_checkpoints, read_about, save_checkpoint, seconds_trained)
+from minibert.core.errors import way_on
 
 TEXT = "\n\n".join(f"Anna ran to the house {n}. She sat down there." for n in range(38))
 
@@ -74,12 +75,12 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(begun, tmp_path, 
 def test_checkpoints_that_nobody_may_read_are_named(begun, tmp_path, monkeypatch):
     twin_of(begun, tmp_path)
     def refuse(path): raise PermissionError(13, "Permission denied", str(path))
-    monkeypatch.setattr("minibert.core.os.listdir", refuse)
+    monkeypatch.setattr("minibert.core.files.os.listdir", refuse)
     assert "a/checkpoints could not be read or written (Permission denied)" in leaves_nothing("pretrain", "--resume", "a", cwd=tmp_path)
 
 
 def test_a_start_that_is_gone_or_another_costs_no_metrics(begun, tmp_path):
-    from minibert.runs import begin_again, open_run
+    from minibert.runs.runs import begin_again, open_run
     twin = twin_of(begun, tmp_path)
     emptied(twin)
     (twin / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -149,10 +150,10 @@ def test_a_text_of_another_run_is_refused(run, tmp_path, part):
 
 
 def test_advice_can_be_copied_into_a_shell(tmp_path):
-    from minibert.core import going_on
-    from minibert.files import find_checkpoint
-    from minibert.overview import _state
-    from minibert.train_state import TrainState, stopped
+    from minibert.core.errors import going_on
+    from minibert.hub.files import find_checkpoint
+    from minibert.runs.overview import _state
+    from minibert.train.state import TrainState, stopped
     assert way_on("my runs/a", "pretrain") == "go on with minibert pretrain --resume 'my runs/a'"
     (folder := tmp_path / "my runs").mkdir()
     (folder / "run.yaml").touch()
@@ -163,7 +164,7 @@ def test_advice_can_be_copied_into_a_shell(tmp_path):
 
 
 def replace_config():
-    from minibert.recipe import TrainingConfig
+    from minibert.train.recipe import TrainingConfig
     return TrainingConfig()
 
 
@@ -197,7 +198,7 @@ def test_pairs_for_a_model_of_single_texts_are_refused():
     import torch
 
     from minibert.config import BertConfig
-    from minibert.inputs import checked
+    from minibert.nn.inputs import checked
     config, ids = BertConfig.preset("tiny", vocab_size=9, type_vocab_size=1), torch.ones(1, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match="reads one text at a time.*give a model for pairs"), checked(config, ids, ids): raise IndexError
 
@@ -211,7 +212,7 @@ def test_a_t5_begins_with_its_padding_where_its_config_names_no_start():
 def test_a_plain_t5_of_transformers_is_compared(tmp_path):
     import transformers as hf
     call("pretrain", *quick("--model", "t5", "--steps", 1), "--out", "own", cwd=tmp_path)
-    from minibert.other_tokenizers import open_tokenizer
+    from minibert.text.foreign import open_tokenizer
     sizes = dict(vocab_size=open_tokenizer(tmp_path / "own").vocab_size, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     hf.T5ForConditionalGeneration(hf.T5Config(**sizes)).save_pretrained(tmp_path / "plain")
     for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"): shutil.copy(tmp_path / "own" / name, tmp_path / "plain")
@@ -220,8 +221,8 @@ def test_a_plain_t5_of_transformers_is_compared(tmp_path):
 
 def test_compare_says_first_that_its_picture_cannot_be_written(run, tmp_path, monkeypatch):
     twin_of(run, tmp_path)
-    monkeypatch.setattr("minibert.overview.os.access", lambda *_: False)
-    monkeypatch.setattr("minibert.runs.open_run", lambda *_: pytest.fail("measured before the check"))
+    monkeypatch.setattr("minibert.runs.overview.os.access", lambda *_: False)
+    monkeypatch.setattr("minibert.runs.runs.open_run", lambda *_: pytest.fail("measured before the check"))
     assert "nobody lets us write into" in leaves_nothing("compare", "a", "a", cwd=tmp_path)
 
 

@@ -9,15 +9,15 @@ import transformers as hf
 from hypothesis import strategies as st
 
 from lockstep import few_and_many, on_drawn, one_thread, update_by_hand  # noqa: F401
-from minibert.core import seeded
+from minibert.core.seeds import seeded
 from minibert.gpt import GPTConfig, GPTForCausalLM, causal_mask, continue_texts, generate, next_logits
-from minibert.optimizers import make_optimizers
+from minibert.train.optimizers import make_optimizers
 from minibert.parity import assert_same, randomise_
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import fit, train_step
 from minibert.weights import from_hf, load_pretrained, save_pretrained, to_hf
-from minibert.windows import Windows
+from minibert.data.windows import Windows
 
 SMALL = GPTConfig(vocab_size=101, n_positions=20, n_embd=24, n_layer=2, n_head=4, n_inner=37,
                   resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
@@ -267,8 +267,8 @@ def test_masks_hide_padding_and_the_future_in_one_go():
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path):
-    from minibert.corpus import Corpus
-    from minibert.documents import load_documents
+    from minibert.data.corpus import Corpus
+    from minibert.data.documents import load_documents
     documents = load_documents("stories", limit=40)
     tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=300)
     windows = Windows(Corpus.build(documents, tokenizer), tokenizer, 16)
@@ -280,8 +280,8 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     newest = max((tmp_path / "b" / "checkpoints").iterdir(), key=lambda p: p.name)
     shutil.rmtree(newest)
-    from minibert.files import build_model
-    from minibert.checkpoints import latest_checkpoint
+    from minibert.hub.files import build_model
+    from minibert.train.checkpoints import latest_checkpoint
     again = build_model(latest_checkpoint(tmp_path / "b")[0])
     assert fit(again, windows, config, tmp_path / "b", resume=True, progress=False) == whole
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters()))

@@ -9,23 +9,23 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minibert import page
+from minibert.show import page
 from minibert.config import BertConfig
-from minibert.corpus import Corpus
-from minibert.stories import stories
-from minibert.core import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.stories import stories
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
-from minibert.head_scores import HeadScores, name_heads, score_heads
+from minibert.measure.head_scores import HeadScores, name_heads, score_heads
 from minibert.inside import (
     KINDS, head_entropy, logit_lens, mean_cosine, neighbours, place_kinds, read_text, rollout)
-from minibert.observer import Observer, model_parts, part_curves, plain_batch
-from minibert.page import for_bertviz, inspect
+from minibert.measure.observer import Observer, model_parts, part_curves, plain_batch
+from minibert.show.page import for_bertviz, inspect
 from minibert.pairs import PairSampler
 from minibert.parity import randomise_
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, make_sampler, pretrain, resume, train_step
-from minibert.vectors import anisotropy, principal, word_vectors
+from minibert.measure.vectors import anisotropy, principal, word_vectors
 from minibert.weights import save_pretrained, to_hf
 
 A, B = "anna lost her red ball .", "she found it under the bed ."

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from minibert.config import BertConfig
-from minibert.core import seeded
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from minibert.core import seeded
+from minibert.core.seeds import seeded
 from minibert.masking import choose_tokens, mask_tokens, number_words
 
 

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minibert.attention_parts import take_rows
+from minibert.nn.attention_parts import take_rows
 from minibert.config import BertConfig, count_parameters
 from minibert.encoder import Encoder, EncoderLayer, FeedForward
 from minibert.heads import BertForPreTraining
-from minibert.losses import needed_rows
+from minibert.nn.losses import needed_rows
 from minibert.model import BertModel, additive_mask, initialise_
 from minibert.parity import assert_same, randomise_, reference_batch
-from minibert.parts import activation
+from minibert.nn.parts import activation
 
 SIZES = dict(vocab_size=41, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=19, max_position_embeddings=24)
 KINDS = [BertConfig(**SIZES), BertConfig(**SIZES, model_type="roformer")]

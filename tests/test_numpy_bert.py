@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers, model
 from minibert.numpy_bert.layers import encode, forward
@@ -24,7 +24,7 @@ from minibert.numpy_bert.training import adamw_, clip_, first_moments, gradients
 from minibert.numpy_bert.weights import first_weights, from_state_dict, load_weights, parameter_shapes, save_weights
 from minibert.pairs import PairSampler
 from minibert.parity import assert_same, randomise_, reference_batch
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, pretrain
 from minibert.weights import from_hf, load_pretrained, name_table, save_pretrained, to_hf

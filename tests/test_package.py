@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import pytest
 from packaging.requirements import Requirement
 
-from conftest import ROOT
+from conftest import ROOT, copy_checkout
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # Python 3.10
@@ -25,83 +25,23 @@ except ImportError: import tomli as tomllib  # Python 3.10
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to edit" in path.read_text(encoding="utf8"))
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
-FLOORS = {  # of the appendix: between which chapters each module lies; core, show and recipe lie below all
-    "core": -1,
-    "sums": -0.95,
-    "show": -0.9,
-    "diagrams": -0.8,
-    "exercises": -0.8,
-    "checks": -0.7,
-    "products": -0.6,
-    "profiling": -0.6,
-    "recipe": -0.5,
-    "config_files": -0.3,
-    "memory": 1.05,
-    "families": 1.1,
-    "files": 1.2,
-    "inputs": 1.3,
-    "parts": 1.4,
-    "text": 1.5,
-    "tokenizer_files": 1.6,
-    "other_tokenizers": 2.5,
-    "compared": 21.5,
-    "pictured": 21.6,
-    "vocabulary": 1.8,
-    "rows": 1.8,
-    "rotary": 3.5,
-    "attention_parts": 3.8,
-    "losses": 6.5,
-    "asking": 6.6,
-    "stories": 7.1,
-    "tables": 7.1,
-    "documents": 7.2,
-    "corpus": 7.5,
-    "baselines": 8.5,
-    "answers": 8.6,
-    "evaluable": 8.7,
-    "pairs_parts": 8.7,
-    "parallel": 9.2,
-    "optimizers": 9.3,
-    "checkpoints": 9.5,
-    "progress": 0.6,
-    "callbacks": 9.6,
-    "train_state": 9.7,
-    "parity_parts": 11.5,
-    "compare": 13.5,
-    "numpy_weights": 13.6,
-    "numpy_parts": 15.5,
-    "head_scores": 17.2,
-    "vectors": 17.3,
-    "observer": 17.4,
-    "page": 17.6,
-    "probe_vectors": 17.8,
-    "probe_figures": 18.2,
-    "roles": 18.3,
-    "labels": 18.5,
-    "bags": 18.7,
-    "classifier_parts": 18.7,
-    "labelled": 18.7,
-    "probe_runs": 18.6,
-    "classifiers": 19.3,
-    "finetune_runs": 19.5,
-    "prompts": 19.8,
-    "windows": 19.9,
-    "spans": 20.5,
-    "gaps": 21.5,
-    "writing": 21.6,
-    "summarising": 21.5,
-    "bench": 24.5,
-    "side_by_side": 21.6,
-    "kinds": 88,
-    "manual": 88.3,
-    "options": 88.5,
-    "runs": 89,
-    "course": 89.3,
-    "report": 89.5,
-    "overview": 89.7,
-    "cli": 90,
-    "entry": 90.1,
-}
+ORDER = """  # of the modules: each may import those before it
+    core.errors core.fields core.files core.precision core.progress core.seeds core.sums hub.config_files config
+    text.cleaning text.encoding text.files text.vocabulary tokenizer nn.inputs embeddings nn.attention_parts
+    nn.rotary attention nn.parts encoder model nn.losses train.recipe runs.asking heads masking data.stories
+    data.tables data.documents data.corpus data.pairs measure.baselines measure.predictions pairs hub.families
+    hub.files train.callbacks train.processes train.checkpoints train.optimizers train.state training
+    measure.evaluable evaluation hub.parity_parts parity weights numpy_bert.weights numpy_bert.layers
+    numpy_bert.model numpy_bert.parts numpy_bert.training inside probing data.labels data.labelled
+    nn.classifier_parts finetuning nn.prompts gpt t5 speed checks.exercises checks data.windows data.spans
+    text.foreign data.gaps measure.observer measure.bags runs.classifiers runs.finetune runs.tasks runs.runs
+    core.course show.diagrams measure.head_scores measure.vectors show.plots show.page show.pictured checks.c00
+    checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09 checks.c10
+    checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19 checks.c20
+    checks.c21 checks.c24 checks.c25 data.summarising hub.compare hub.compared measure.probe_vectors
+    measure.probe_figures measure.roles measure.probe_runs measure.side_by_side perf.products perf.profiling
+    perf.bench perf.memory runs.report runs.overview runs.writing cli.manual cli.options cli.main cli.entry
+""".split("\n", 1)[1].split()
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
 
 
@@ -123,11 +63,9 @@ def imports(path):
             yield ".".join((*package, node.module or "")) if node.level else node.module
 
 
-def chapter(path):
-    "The floor of the notebook that a module's header names: a chapter's number, what the list says of the appendix, or the top for answers."
-    folder, name = re.search(r"File to edit: .*?nbs/(appendix/|answers/)?(\w+)\.ipynb", path.read_text(encoding="utf8")).groups()
-    if folder == "appendix/": return FLOORS[name]
-    return 99 if folder == "answers/" else int(name.partition("_")[0])  # answers may lean on everything
+def place(name):
+    "Where a module stands in the order."
+    return ORDER.index(name.removeprefix("minibert."))
 
 
 def settings(name):
@@ -168,7 +106,7 @@ def test_no_module_is_missing(copy):
 
 
 def test_readme_is_current(copy):
-    for name in ("README.md", "nbs/appendix/README.md"):
+    for name in ("README.md", "nbs/reference/README.md"):
         same = (ROOT / name).read_text(encoding="utf8") == (copy / name).read_text(encoding="utf8")
         assert same, f"{name} is not what the notebooks make: run make readme"
 
@@ -208,7 +146,7 @@ def test_a_chapter_opens_in_colab(path):
     cells = json.loads(path.read_text(encoding="utf8"))["cells"]
     assert f"https://colab.research.google.com/github/minibert/minibert/blob/main/nbs/{path.name})" in "".join(cells[0]["source"])
     first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
-    guard = 'if find_spec("minibert") is None:  # in Colab\n    %pip install -q "minibert[extra] @ git+https://github.com/minibert/minibert"\n'
+    guard = 'if find_spec("minibert") is None or find_spec("minibert.checks") is None:  # in Colab\n    %pip install -q "minibert[extra] @ git+https://github.com/minibert/minibert"\n'
     assert guard in first and "from minibert" not in first[: first.index(guard)]
 
 
@@ -297,13 +235,21 @@ def test_module_imports_in_a_fresh_process(name, forks):
 def test_module_imports_in_a_process_that_has_loaded_nothing(name): run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
 
 
+def test_every_module_has_one_place_in_the_order():
+    assert sorted(ORDER) == sorted(name.removeprefix("minibert.") for name in NAMES)
+
+
+def test_chapters_stand_in_the_order_of_their_numbers():
+    numbers = [re.search(r"File to edit: .*?nbs/(\d\d)_", path.read_text(encoding="utf8")) for path in sorted(MODULES, key=lambda p: place(NAMES[MODULES.index(p)]))]
+    found = [int(number[1]) for number in numbers if number]
+    assert found == sorted(found) and len(found) >= 20
+
+
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
 def test_imports_never_run_up(path):
-    numbers = {name: chapter(p) for name, p in zip(NAMES, MODULES)}
-    own = chapter(path)
+    own = NAMES[MODULES.index(path)]
     for name in imports(path):
-        if name in numbers and numbers[name] != own:
-            assert numbers[name] < own, f"chapter {own} imports {name} from chapter {numbers[name]}"
+        if name in NAMES and name != own: assert place(name) < place(own), f"{own} imports {name}, which comes later"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
@@ -321,14 +267,14 @@ def test_heads_load_torch_and_the_chapters_up_to_their_own():
     code = "import sys, torch; before = {*sys.modules}; import minibert.heads; print(*{*sys.modules} - before)"
     loaded = run(sys.executable, "-c", code).split()
     assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"minibert"}
-    floors = [chapter(path) for name, path in zip(NAMES, MODULES) if name in loaded]
-    assert 5 <= len(floors) <= 16 and max(floors) == chapter(ROOT / "minibert" / "heads.py")
+    ours = [place(name) for name in NAMES if name in loaded]
+    assert 5 <= len(ours) <= 18 and max(ours) == place("minibert.heads")
 
 
 def test_wheel_has_every_file_and_the_command(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     source = tmp_path / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "build", "*.egg-info", "__pycache__"))
+    copy_checkout(source)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source)
     wheel, = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
@@ -340,8 +286,22 @@ def test_wheel_has_every_file_and_the_command(tmp_path, monkeypatch):
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
     site, ours = (run(p, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip() for p in (python, sys.executable))
     (Path(site) / "libraries.pth").write_text(ours + "\n", encoding="utf8")
-    where = run(python, "-c", "import minibert.cli; print(minibert.cli.__file__)", cwd=tmp_path).strip()
+    where = run(python, "-c", "import minibert.cli.main; print(minibert.cli.main.__file__)", cwd=tmp_path).strip()
     assert Path(where).resolve().is_relative_to(tmp_path.resolve())
     run(python, "-c", f"import {', '.join(NAMES)}", cwd=tmp_path)  # each alone is another test
-    assert run(python, "-c", "from minibert.stories import stories; print(stories(1)[0].text)", cwd=tmp_path).strip()
+    assert run(python, "-c", "from minibert.data.stories import stories; print(stories(1)[0].text)", cwd=tmp_path).strip()
     assert "pretrain" in run(python.with_name("minibert"), "--help", cwd=tmp_path)
+
+
+def test_the_package_offers_its_names_when_they_are_asked_for():
+    "Importing it loads no torch; none of its names is a module's, so that each means one thing."
+    assert "torch" not in run(sys.executable, "-c", "import sys, minibert; print(*sys.modules)").split()
+    import minibert
+    for name in minibert.__all__:
+        assert getattr(minibert, name).__name__ == name and name in dir(minibert)
+        assert not {f"minibert.{name}"} & set(NAMES)
+    with pytest.raises(AttributeError, match="no attribute 'Bert'"): _ = minibert.Bert
+
+
+def test_the_command_is_python_m_minibert_too():
+    assert run(sys.executable, "-m", "minibert", "--version").strip() == run(tool("minibert"), "--version").strip()

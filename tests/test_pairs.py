@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
-from minibert.core import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
+from minibert.core.seeds import seeded
 from minibert.pairs import PairSampler, collate, cut_lengths, draw_pairs, read_batch
-from minibert.text import SPECIALS
+from minibert.text.cleaning import SPECIALS
 from minibert.tokenizer import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer([*SPECIALS, *"abcdefghij", "##k", "##l"])
@@ -166,8 +166,8 @@ def test_positions_beyond_32_bits():
 
 
 PROGRAM = """
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
 from minibert.pairs import PairSampler
 from minibert.tokenizer import WordPieceTokenizer
 documents = list(load_documents("stories", limit=60))

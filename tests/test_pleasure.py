@@ -13,7 +13,7 @@ import pytest
 
 from command import QUICK, call, quick, refused
 
-FIRST = "import sys, time; from minibert.cli import main\ntry: code = main(sys.argv[1:])\nexcept SystemExit as stopped: code = stopped.code\n" \
+FIRST = "import sys, time; from minibert.cli.main import main\ntry: code = main(sys.argv[1:])\nexcept SystemExit as stopped: code = stopped.code\n" \
         "print('torch' in sys.modules, code, file=sys.stderr)"
 
 
@@ -46,7 +46,7 @@ def test_the_first_line_comes_before_torch_could_be_imported(tmp_path):
         process.kill()
         process.communicate()
         return took, line
-    tried = [(seconds("import sys; from minibert.cli import main; main(sys.argv[1:])", "pretrain"),
+    tried = [(seconds("import sys; from minibert.cli.main import main; main(sys.argv[1:])", "pretrain"),
               seconds("import torch, sys; print('done', file=sys.stderr)")) for _ in range(3)]
     assert all(line == "Reading the stories ...\n" for (_, line), _ in tried)
     ours, torchs = (min(each[k][0] for each in tried) for k in (0, 1))
@@ -64,7 +64,7 @@ COMMAND_NAMES = ("pretrain", "evaluate", "fill-mask", "next-sentence", "generate
 
 @pytest.mark.parametrize("command", COMMAND_NAMES)
 def test_help_is_in_groups_with_two_examples(command):
-    from minibert.options import COMMANDS, WORDS
+    from minibert.cli.options import COMMANDS, WORDS
     out, err = call(command, "--help")
     assert not err and out.startswith(f"usage: minibert {command}") and "\noutput:\n" in out
     assert out.split("\nexamples:\n")[1].count(f"  minibert {command}") == 2
@@ -102,7 +102,7 @@ def test_the_commands_own_help_is_named_in_tyros_errors():
 
 
 def test_the_same_short_name_everywhere():
-    from minibert.options import parse
+    from minibert.cli.options import parse
     assert parse(["pretrain", "--lr", "0.5"]).learning_rate == parse(["finetune", "--lr", "0.5"]).learning_rate == 0.5
 
 
@@ -184,7 +184,7 @@ def test_json_of_the_larger_commands(trained, tmp_path):
 
 
 def test_a_table_has_lines_in_a_terminal_and_none_in_a_pipe(trained, capsys, monkeypatch):
-    from minibert.cli import main
+    from minibert.cli.main import main
     folder = str(trained[0] / "my runs")
     assert main(["runs", folder]) == 0
     plain = capsys.readouterr().out

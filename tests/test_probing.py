@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from minibert.config import BertConfig
-from minibert.stories import stories
-from minibert.core import seeded
+from minibert.data.stories import stories
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
-from minibert.probe_figures import probe_encoder, probe_tags, tag_gains
-from minibert.probe_vectors import extract, place_words
+from minibert.measure.probe_figures import probe_encoder, probe_tags, tag_gains
+from minibert.measure.probe_vectors import extract, place_words
 from minibert.probing import TaggedText, answers, control_tags, fit_probes, standardise_, tag_stories, word_majority
-from minibert.roles import balanced, name_roles, probe_roles, role_shortcuts
-from minibert.probe_runs import (
-    draw_confusion, draw_layers, probe_table, probe_tables, read_conllu, read_treebank, role_table, run_probe)
+from minibert.measure.roles import balanced, name_roles, probe_roles, role_shortcuts
+from minibert.measure.probe_runs import (
+    draw_confusion, draw_layers, probe_table, probe_tables, read_conllu, read_treebank,
+    role_table, run_probe)
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import save_pretrained
 

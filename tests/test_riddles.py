@@ -64,13 +64,13 @@ def test_a_table_that_is_none(run, tmp_path, name, data, said):
 
 
 def test_a_table_in_capitals_is_a_table(table, tmp_path):
-    from minibert.labels import read_examples
+    from minibert.data.labels import read_examples
     shutil.copy(table, tmp_path / "WHO.CSV")
     assert len(read_examples(tmp_path / "WHO.CSV")) == 80
 
 
 def test_a_folder_of_texts_and_tables_is_ambiguous(tmp_path):
-    from minibert.documents import load_documents
+    from minibert.data.documents import load_documents
     (tmp_path / "mixed").mkdir()
     (tmp_path / "mixed/a.txt").write_text("It is a text. It goes on.\n\n" * 9)
     assert len(list(load_documents(tmp_path / "mixed"))) == 7
@@ -100,7 +100,7 @@ def test_words_of_a_config_file_stay_words(tmp_path):
     ("[[a], b]", None), ("[null, a]", None), ("{a: b}", None), ("anna", None),
 ])
 def test_labels_in_a_config_file(tmp_path, words, said):
-    from minibert.recipe import FinetuneConfig, read_options
+    from minibert.train.recipe import FinetuneConfig, read_options
     (tmp_path / "o.yaml").write_text(f"label_names: {words}\n")
     if said: assert read_options(tmp_path / "o.yaml", FinetuneConfig) == dict(label_names=said)
     else: says(("finetune", "x", "--dataset", "y", "--config", "o.yaml"), "o.yaml", "label_names is", cwd=tmp_path)
@@ -243,7 +243,7 @@ def test_a_yaml_bomb_is_no_bomb(tmp_path):
 
 
 def test_what_is_not_foreseen_is_one_line_too(run, tmp_path, monkeypatch):
-    from minibert import cli
+    from minibert.cli import main as cli
     def fails(options): raise TypeError("a\nb")
     monkeypatch.setitem(cli.FUNCTIONS, cli.Evaluate, fails)
     assert "a mistake in minibert (TypeError: a b)" in refused("evaluate", run)

@@ -28,7 +28,7 @@ def table(mark=",", label="label"):
 ])
 def test_a_wrong_word_gets_one_sentence(tmp_path, words, said):
     if "1e-320" in words:
-        from minibert.prompts import check_sampling
+        from minibert.nn.prompts import check_sampling
         with pytest.raises(ValueError, match="1e-09 at least"): check_sampling(1e-320)
         return
     told = leaves_nothing(*words.split(), cwd=tmp_path)
@@ -85,7 +85,7 @@ def test_splits_that_do_not_fit_say_why(run, tmp_path):
 
 def test_a_warning_is_a_sentence_without_a_place_in_the_code():
     import warnings
-    from minibert.cli import plain_warnings
+    from minibert.cli.main import plain_warnings
     with plain_warnings():
         assert warnings.formatwarning("too good.\x1b", UserWarning, "a.py", 3) == "minibert: too good.\\x1b\n"
         assert "a.py:3" in warnings.formatwarning("old", DeprecationWarning, "a.py", 3)
@@ -163,6 +163,6 @@ def test_a_run_that_begins_with_a_dash_says_how(tmp_path):
 
 
 def test_a_folder_whose_name_is_a_huge_number_is_not_counted_from(tmp_path):
-    from minibert.runs import new_folder
+    from minibert.runs.runs import new_folder
     for name in ("4", "9" * 30, ".7.making"): (tmp_path / "runs" / name).mkdir(parents=True)
     assert new_folder(None, str(tmp_path / "runs")).name == "8"

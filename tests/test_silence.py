@@ -12,7 +12,7 @@ import pytest
 import yaml
 from command import QUICK, call, leaves_nothing, refused
 
-from minibert.sums import SUMS, read_sums
+from minibert.core.sums import SUMS, read_sums
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def given(*words, cwd=None): return yaml.safe_load(call("pretrain", *words, "--p
 
 
 def test_a_bundle_by_hand_is_stronger_than_a_file(files):
-    from minibert.recipe import BACKENDS, RECIPES
+    from minibert.train.recipe import BACKENDS, RECIPES
     for recipe, bundle in RECIPES.items():
         told = given("--config", "full.yaml", "--recipe", recipe, cwd=files)
         assert bundle.items() <= told.items()
@@ -120,8 +120,8 @@ def test_a_model_that_is_started_from_keeps_its_sizes(run, tmp_path):
 
 def test_a_run_whose_number_is_taken_meanwhile_takes_the_next(tmp_path, monkeypatch):
     "Another run is told `--out runs/1` while this one, which has the number 1, prepares its texts."
-    from minibert import runs
-    from minibert.recipe import PretrainOptions
+    from minibert.runs import runs
+    from minibert.train.recipe import PretrainOptions
     prepare, options = runs.prepare, PretrainOptions(steps=2, batch_size=4, length=32, vocab_size=1000)
     def slowly(options, folder):
         told = prepare(options, folder)
@@ -302,7 +302,7 @@ def test_a_classifier_is_not_measured_as_a_pretrained_model(run, files, tmp_path
 
 def test_a_data_sets_configuration_reaches_it(run, tmp_path, monkeypatch):
     "It was replaced by the checkpoint's architecture where the checkpoint is no run."
-    from minibert import report
+    from minibert.runs import report
     asked, load = [], report.load_documents
     def note(source, name, *rest):
         asked.append(name)
@@ -316,7 +316,7 @@ def test_a_data_sets_configuration_reaches_it(run, tmp_path, monkeypatch):
 
 
 def test_a_link_at_a_pictures_place_is_not_followed(tmp_path):
-    from minibert.show import show_curves, write_figure
+    from minibert.show.plots import show_curves, write_figure
     (tmp_path / "mine.txt").write_text("a letter")
     (tmp_path / "curves.png").symlink_to(tmp_path / "mine.txt")
     write_figure(show_curves({"loss": [3, 2, 1]}), tmp_path / "curves.png")
@@ -344,7 +344,7 @@ def test_labels_do_not_steer_the_terminal(run, tmp_path):
 
 
 def test_shares_keep_between_nothing_and_all():
-    from minibert.probe_figures import share_interval
+    from minibert.measure.probe_figures import share_interval
     generator = np.random.default_rng(0)
     for _ in range(200):
         rows = np.sort(generator.integers(0, generator.integers(2, 9), generator.integers(4, 40)))

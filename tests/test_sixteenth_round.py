@@ -7,9 +7,9 @@ import torch
 
 from command import refused
 
-from minibert.checkpoints import save_checkpoint
+from minibert.train.checkpoints import save_checkpoint
 from minibert.config import BertConfig
-from minibert.core import deaf_children, list_checkpoints
+from minibert.core.errors import deaf_children, list_checkpoints
 from minibert.heads import BertForPreTraining
 
 

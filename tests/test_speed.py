@@ -16,17 +16,18 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from minibert.config import BertConfig
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
-from minibert.core import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
-from minibert.optimizers import make_optimizers
+from minibert.train.optimizers import make_optimizers
 from minibert.parity import assert_same, randomise_
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.speed import PlainForm, synthetic_batch, useful_flops
-from minibert.products import fast_products
-from minibert.profiling import profile_loop
-from minibert.bench import Peer, bench, bench_table, draw_bench, list_peers, take_turns
+from minibert.perf.products import fast_products
+from minibert.perf.profiling import profile_loop
+from minibert.perf.bench import (
+    Peer, bench, bench_table, draw_bench, list_peers, take_turns)
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, make_sampler, pretrain, resume, train_step
 
@@ -274,7 +275,7 @@ def test_small_is_raced_everywhere(monkeypatch):
 
 
 def test_rows_of_the_picture_compare_as_their_milliseconds_do():
-    measured = json.loads((Path(__file__).resolve().parents[1] / "benchmarks/results/speed.json").read_text())
+    measured = json.loads((Path(__file__).resolve().parents[1] / "minibert/measured/speed.json").read_text())
     picture = draw_bench(measured).axes[0].images[0].get_array()
     cases = [case["peers"] for case in measured["cases"] if "hf" in case["peers"]]
     names = [name for name, peer in cases[0].items() if peer["kind"] in ("own", "trainer")]
@@ -284,7 +285,7 @@ def test_rows_of_the_picture_compare_as_their_milliseconds_do():
 
 
 def test_speed_loads_no_reference_library():
-    code = "import sys, minibert.speed, minibert.bench; assert not {'transformers', 'matplotlib'} & sys.modules.keys()"
+    code = "import sys, minibert.speed, minibert.perf.bench; assert not {'transformers', 'matplotlib'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -7,19 +7,19 @@ import torch
 import transformers as hf
 
 from minibert.attention import MultiHeadAttention
-from minibert.baselines import unigram_baseline
+from minibert.measure.baselines import unigram_baseline
 from minibert.config import BertConfig
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
-from minibert.core import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
 from minibert.pairs import PairSampler, draw_pairs
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.text import SPECIALS
+from minibert.text.cleaning import SPECIALS
 from minibert.training import forward_backward, make_sampler, pretrain, train_step
-from minibert.optimizers import make_optimizers
-from minibert.recipe import TrainingConfig
+from minibert.train.optimizers import make_optimizers
+from minibert.train.recipe import TrainingConfig
 
 SMALL = BertConfig(vocab_size=41, hidden_size=12, num_hidden_layers=1, num_attention_heads=2, intermediate_size=19)
 

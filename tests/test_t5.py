@@ -14,11 +14,11 @@ from transformers.models.t5.modeling_t5 import T5Attention as TheirAttention
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from lockstep import few_and_many, on_drawn, one_thread, update_by_hand  # noqa: F401
-from minibert.core import seeded
-from minibert.files import build_model
-from minibert.optimizers import make_optimizers
+from minibert.core.seeds import seeded
+from minibert.hub.files import build_model
+from minibert.train.optimizers import make_optimizers
 from minibert.parity import assert_same, randomise_
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.t5 import T5Config, T5ForConditionalGeneration, generate_from, relative_buckets, shift_right
 from minibert.training import train_step
 from minibert.weights import from_hf, load_pretrained, save_pretrained, to_hf

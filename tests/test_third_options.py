@@ -5,7 +5,7 @@ import pytest
 import yaml
 from command import QUICK, call, leaves_nothing, quick, refused
 
-from minibert.recipe import PretrainOptions, as_yaml
+from minibert.train.recipe import PretrainOptions, as_yaml
 
 
 @pytest.mark.parametrize("words,flag", [
@@ -105,8 +105,8 @@ def test_a_number_that_cannot_be_meant_is_refused_with_its_range(tmp_path, words
 
 
 def test_a_share_near_nothing_still_hides_a_token_of_each_text():
-    from minibert.corpus import Corpus
-    from minibert.documents import load_documents
+    from minibert.data.corpus import Corpus
+    from minibert.data.documents import load_documents
     from minibert.pairs import PairSampler
     from minibert.tokenizer import WordPieceTokenizer
     documents = load_documents("stories", limit=20)

@@ -16,8 +16,8 @@ ROWS = [(who, n) for n in range(20) for who in ("anna", "tom")]
 @pytest.fixture(scope="module")
 def home(run, tmp_path_factory):
     "A folder with a run, a table, a frozen classifier, a run that learned one objective alone, and one that a model was started in and not finished."
-    from minibert.recipe import STARTED, PretrainOptions
-    from minibert.runs import begin
+    from minibert.train.recipe import STARTED, PretrainOptions
+    from minibert.runs.runs import begin
     home = tmp_path_factory.mktemp("third")
     (home / "run").symlink_to(run)
     (home / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n},{who}\n" for who, n in ROWS))
@@ -107,7 +107,7 @@ def test_a_run_that_was_started_from_another_ends_with_its_own_weights(run, home
 
 def test_the_second_of_two_is_refused_before_any_work(tmp_path, monkeypatch):
     from filelock import FileLock
-    from minibert import runs
+    from minibert.runs import runs
     def prepare(*args): raise AssertionError("the text was read")
     monkeypatch.setattr(runs, "prepare", prepare)
     (tmp_path / "deep").mkdir()
@@ -200,7 +200,7 @@ def test_a_run_without_memory_goes_on_when_there_is_some(run, tmp_path, command)
 
 
 def test_a_model_that_finds_no_memory_before_its_first_step_says_how_it_goes_on(tmp_path, monkeypatch):
-    from minibert import runs
+    from minibert.runs import runs
     def fresh_model(run): raise MemoryError
     monkeypatch.setattr(runs, "fresh_model", fresh_model)
     _, err = call("pretrain", *QUICK, "--out", "new", cwd=tmp_path, code=2)
@@ -210,7 +210,7 @@ def test_a_model_that_finds_no_memory_before_its_first_step_says_how_it_goes_on(
 @pytest.mark.parametrize("problem", [
     MemoryError(), OSError(12, "Cannot allocate memory"), RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)")], ids=repr)
 def test_weights_that_memory_is_too_small_for_are_not_called_damaged(run, monkeypatch, problem):
-    from minibert import files
+    from minibert.hub import files
     def load(path): raise problem
     monkeypatch.setattr(files, "load_tensors", load)
     _, err = call("fill-mask", run, "a [MASK]", code=2)

@@ -9,10 +9,10 @@ import pytest
 
 from command import FILMS, call, listed, quick, refused, start
 
-from minibert.core import in_words
-from minibert.overview import _label, verdict
-from minibert.probe_runs import read_conllu
-from minibert.tokenizer_files import read_vocab
+from minibert.core.errors import in_words
+from minibert.runs.overview import _label, verdict
+from minibert.measure.probe_runs import read_conllu
+from minibert.text.files import read_vocab
 
 WORD = "{}\tcat\tcat\t{}\tNN\t_\t0\troot\t_\t_\n"
 
@@ -101,7 +101,8 @@ import os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
-from minibert.core import deaf_children, follow_parent
+from minibert.core.errors import deaf_children
+from minibert.core.precision import follow_parent
 
 if __name__ == "__main__":
     try:
@@ -130,7 +131,8 @@ def test_no_pool_waits_for_a_worker_that_was_killed(which, tmp_path):
 @pytest.mark.parametrize("words", [("pretrain", *quick()), pytest.param(("pretrain", *quick("--backend", "numpy")), marks=pytest.mark.slow),
                                    ("finetune", "{run}", "--dataset", "films.csv", "--epochs", "1", "--measures", "1", "--length", "16")])
 def test_a_run_that_is_measured_is_no_stopped_one(run, tmp_path, monkeypatch, words):
-    from minibert import finetune_runs, report
+    from minibert.runs import finetune as finetune_runs
+    from minibert.runs import report
     (tmp_path / "films.csv").write_text(FILMS)
     told = []
     def looks(measure, given):
@@ -147,11 +149,11 @@ def test_a_run_that_is_measured_is_no_stopped_one(run, tmp_path, monkeypatch, wo
     assert "numpy" in words or "Another process is training in r/1" in told[1]
 
 
-@pytest.mark.parametrize("command, module, name", [("pretrain", "report", "measure"), ("finetune", "finetune_runs", "_summarise")])
+@pytest.mark.parametrize("command, module, name", [("pretrain", "report", "measure"), ("finetune", "finetune", "_summarise")])
 def test_a_run_that_is_moved_while_it_is_measured(run, tmp_path, monkeypatch, command, module, name):
     (tmp_path / "films.csv").write_text(FILMS)
     words = quick() if command == "pretrain" else (run, "--dataset", "films.csv", "--epochs", 1, "--measures", 1, "--length", 16)
-    module = __import__(f"minibert.{module}", fromlist=[name])
+    module = __import__(f"minibert.runs.{module}", fromlist=[name])
     monkeypatch.setattr(module, name, lambda *_: (tmp_path / "r").rename(tmp_path / "moved") and {})
     assert "was moved or deleted" in refused(command, *words, "--quiet", "--out", "r", cwd=tmp_path)
     monkeypatch.undo()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from minibert.rows import fit_lengths, place_pieces
-from minibert.text import SPECIALS, Cleaner, align
+from minibert.text.encoding import fit_lengths, place_pieces
+from minibert.text.cleaning import SPECIALS, Cleaner, align
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.vocabulary import count_words, first_pieces, learn_pieces
+from minibert.text.vocabulary import count_words, first_pieces, learn_pieces
 
 A, B = "anna lost her red ball .", "she found it under the bed ."
 RULES = {  # ours, theirs

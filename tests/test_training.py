@@ -15,18 +15,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minibert.callbacks import Callback, TensorBoard
-from minibert.checkpoints import (
-    best_checkpoint, check_checkpoint, latest_checkpoint, list_checkpoints, only_run_in, save_checkpoint)
+from minibert.train.callbacks import Callback, TensorBoard
+from minibert.train.checkpoints import (
+    best_checkpoint, check_checkpoint, latest_checkpoint, list_checkpoints, only_run_in,
+    save_checkpoint)
 from minibert.config import BertConfig
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
-from minibert.core import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
+from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
-from minibert.optimizers import make_optimizers
-from minibert.parallel import own_device
+from minibert.train.optimizers import make_optimizers
+from minibert.train.processes import own_device
 from minibert.parity import assert_same
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import forward_backward, make_sampler, pretrain, resume, train_step
 
@@ -130,7 +131,7 @@ def test_a_request_for_slow_bfloat16_is_warned_of(texts, small, monkeypatch):
 def test_the_loop_leaves_the_process_as_it_was(texts, small, monkeypatch):
     "glibc's settings and the signal handlers are the host's; the frozen part of a model is its owner's."
     def refuse(): raise AssertionError("the loop changed how this process keeps memory")
-    monkeypatch.setattr("minibert.core.keep_freed_memory", refuse)
+    monkeypatch.setattr("minibert.core.precision.keep_freed_memory", refuse)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     model, modes = fresh(small), []
 
@@ -203,7 +204,7 @@ def test_only_whole_checkpoints_carry_the_name(texts, small, tmp_path, monkeypat
     optimizers = make_optimizers(model, CONFIG)
     train_step(model, optimizers, sampler.batch(0, 4), 0, CONFIG)
     save_checkpoint(tmp_path, 1, model, optimizers, {})
-    import minibert.checkpoints as checkpoints
+    import minibert.train.checkpoints as checkpoints
     written = []
 
     def full(path, data):
@@ -317,7 +318,7 @@ def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp
 @pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with only_run_in(tmp_path):
-        code = f"from minibert.checkpoints import only_run_in\nwith only_run_in({str(tmp_path)!r}): pass"
+        code = f"from minibert.train.checkpoints import only_run_in\nwith only_run_in({str(tmp_path)!r}): pass"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "Another process is training in" in done.stderr
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -345,11 +346,11 @@ def test_batch_does_not_depend_on_what_was_drawn_before(texts):
 KILLED = """
 import sys
 from minibert.config import BertConfig
-from minibert.core import seeded
-from minibert.corpus import Corpus
-from minibert.documents import load_documents
+from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
-from minibert.recipe import TrainingConfig
+from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.training import Callback, make_sampler, pretrain, resume
 documents = load_documents("stories", limit=60)

@@ -11,8 +11,8 @@ import pytest
 
 from command import call, quick, refused, start
 
-from minibert.recipe import FinetuneConfig
-from minibert.sums import drop_sums, keep_sums
+from minibert.train.recipe import FinetuneConfig
+from minibert.core.sums import drop_sums, keep_sums
 
 WORD = "{}\tcat\tcat\tNOUN\tNN\t_\t0\troot\t_\t_\n"
 
@@ -124,7 +124,7 @@ def test_a_notice_that_is_made_an_error_is_no_mistake_of_ours(copy):
 
 
 def test_conllu_with_a_mark_in_front_and_cut_short(copy, tmp_path):
-    from minibert.probe_runs import read_conllu
+    from minibert.measure.probe_runs import read_conllu
     path = tmp_path / "x.conllu"
     path.write_text(WORD.format(1) + WORD.format(2) + "\n", encoding="utf-8-sig")
     assert read_conllu(path).tags == [["NOUN", "NOUN"]]
@@ -166,7 +166,7 @@ def test_weights_that_are_named_and_lost_are_missed(copy, tmp_path):
 def test_a_tokenizer_of_bytes_is_held_against_its_sums(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    from minibert.other_tokenizers import FileTokenizer, open_tokenizer
+    from minibert.text.foreign import FileTokenizer, open_tokenizer
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.train_from_iterator(["Tom ran."] * 9, trainers.BpeTrainer(special_tokens=["<|endoftext|>"], show_progress=False))
@@ -181,14 +181,14 @@ def test_a_tokenizer_of_bytes_is_held_against_its_sums(tmp_path):
 
 
 def test_a_long_watch_is_no_damage(tmp_path):
-    from minibert.checkpoints import read_metrics
+    from minibert.train.checkpoints import read_metrics
     line = json.dumps(dict(step=1, loss=1.0, note="x" * 1_000_000)) + "\n"
     (tmp_path / "metrics.jsonl").write_text(line * 70)
     assert len(read_metrics(tmp_path)) == 70
 
 
 def test_a_file_that_a_checkpoint_lacks_is_named(copy):
-    from minibert.checkpoints import latest_checkpoint
+    from minibert.train.checkpoints import latest_checkpoint
     for path in copy.glob("checkpoints/*/optimizer.safetensors"): path.unlink()
     with pytest.raises(FileNotFoundError, match="is damaged: optimizer.safetensors cannot be read"): latest_checkpoint(copy)
 
@@ -204,7 +204,8 @@ def test_a_text_with_a_few_nuls_and_one_in_utf16(tmp_path):
 @pytest.mark.parametrize("full", ["b.json", "b.png"])
 def test_where_bench_cannot_write_it_has_told_its_figures(tmp_path, monkeypatch, full):
     "And it keeps neither file, so that the same command can be given again."
-    from minibert import bench, show
+    from minibert.perf import bench
+    from minibert.show import plots as show
     result = dict(settings=dict(transformers=True), cases=[])
     def write(path, data):
         if str(path).endswith(full): raise OSError(28, "No space left on device", str(path))
@@ -220,7 +221,7 @@ def test_where_bench_cannot_write_it_has_told_its_figures(tmp_path, monkeypatch,
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows masks no signals")
 def test_what_stops_us_is_not_heard_by_those_who_begin():
-    from minibert.core import deaf_children, stop_signals
+    from minibert.core.errors import deaf_children, stop_signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with deaf_children(): assert signal.pthread_sigmask(signal.SIG_BLOCK, []) >= {*stop_signals()} >= {signal.SIGINT, signal.SIGTERM}
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from minibert.compare import compare_with_hf, comparison_table
+from minibert.hub.compare import compare_with_hf, comparison_table
 from minibert.config import BertConfig
 from minibert.heads import BertForPreTraining, fill_mask, next_sentence
 from minibert.parity import assert_same, randomise_, reference_batch

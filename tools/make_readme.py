@@ -1,4 +1,4 @@
-"""Write README.md from nbs/index.ipynb, and nbs/appendix/README.md from the first lines of the appendix' notebooks.
+"""Write README.md from nbs/index.ipynb, and nbs/appendix/README.md from the first lines of the reference's notebooks.
 
     python tools/make_readme.py [FOLDER]
 
@@ -11,18 +11,10 @@ from pathlib import Path
 
 from nbconvert import MarkdownExporter
 
-SUBJECTS = {
-    "The ground": "core sums show diagrams recipe",
-    "Text": "text tokenizer_files vocabulary rows tokenizer_proofs other_tokenizers tables documents stories corpus labels labelled bags",
-    "Models": "config_files memory inputs embeddings_proofs rotary attention_parts parts encoder_proofs model_proofs losses asking heads_proofs "
-              "families files weights_proofs parity_parts classifier_parts classifiers compare compared",
-    "Examples": "masking_proofs pairs_parts pairs_proofs windows prompts spans gaps writing side_by_side",
-    "Training": "optimizers parallel checkpoints train_state callbacks progress training_proofs finetuning_proofs going_on",
-    "By hand": "numpy_weights numpy_proofs numpy_flow numpy_parts numpy_training_proofs",
-    "Measuring": "evaluable evaluation_proofs baselines answers inside_proofs head_scores vectors observer page pictured bench profiling products "
-                 "speed_proofs plateau probe_vectors probe_figures roles probing_proofs",
-    "Runs": "runs kinds report finetune_runs probe_runs course overview manual options cli entry",
-    "Exercises": "exercises checks",
+ROOMS = {  # in the order in which a reader meets them
+    "core": "What every module may ask for", "text": "Text to pieces", "data": "Examples to learn from", "nn": "Parts of models",
+    "hub": "Checkpoints", "train": "Training", "measure": "Measuring", "runs": "A run and its folder", "cli": "The command",
+    "show": "Pictures", "perf": "Speed and memory", "numpy_bert": "BERT in NumPy", "checks": "Exercises",
 }
 
 
@@ -43,22 +35,20 @@ def first_lines(path: Path) -> str:
     raise ValueError(f"{path.name} says nothing of itself: begin it with a title and a line '> ...'.")
 
 
-def appendix(folder: Path) -> str:
-    "The notebooks of the appendix by subject; those that SUBJECTS does not name come last."
-    there = {path.stem: path for path in sorted((folder / "nbs" / "appendix").glob("*.ipynb"))}
-    listed = [name for names in SUBJECTS.values() for name in names.split()]
-    subjects = SUBJECTS | {"More": " ".join(name for name in there if name not in listed)}
-    lines = ["# The appendix", "", "Reference notebooks: what makes the package complete, and what the chapters leave out. No learner needs to "
-             "read them first.", ""]
-    for subject, names in subjects.items():
-        rows = [f"| [{name.replace('_', ' ')}]({name}.ipynb) | {first_lines(there[name])} |" for name in names.split() if name in there]
-        if rows: lines += [f"## {subject}", "", "| notebook | what it holds |", "| --- | --- |", *rows, ""]
+def reference(folder: Path) -> str:
+    "The notebooks of the reference, room by room."
+    lines = ["# The reference", "", "A notebook for each module that no chapter builds, in a folder for each room of the package. "
+             "No learner needs to read them.", ""]
+    for room, purpose in ROOMS.items():
+        books = sorted((folder / "nbs" / "reference" / room).glob("*.ipynb"))
+        rows = [f"| [{book.stem}]({room}/{book.name}) | {first_lines(book)} |" for book in books]
+        lines += [f"## {room}: {purpose.lower()}", "", "| notebook | what it holds |", "| --- | --- |", *rows, ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def main(folder: Path) -> None:
     (folder / "README.md").write_text(readme(folder), encoding="utf8")
-    (folder / "nbs" / "appendix" / "README.md").write_text(appendix(folder), encoding="utf8")
+    (folder / "nbs" / "reference" / "README.md").write_text(reference(folder), encoding="utf8")
 
 
 if __name__ == "__main__": main(Path(*sys.argv[1:2]) if sys.argv[1:] else Path(__file__).resolve().parent.parent)

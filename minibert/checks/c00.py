@@ -9,8 +9,8 @@ import math
 
 import torch
 
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['MERGE', 'FIRST_LOSS', 'WALL']

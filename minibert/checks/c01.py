@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ..config import BertConfig, count_parameters
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['LAYER', 'LARGE', 'PLACE']

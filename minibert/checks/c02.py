@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 from ..tokenizer import match_pieces
 
 # %% auto #0

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 from ..config import BertConfig
-from ..core import seeded
+from ..core.seeds import seeded
 from ..embeddings import Embeddings
 from ..parity import randomise_
 

@@ -9,8 +9,8 @@ import torch
 
 from ..attention import MultiHeadAttention, attend
 from ..config import BertConfig
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['ONE_QUERY', 'HEAD_COST', 'ORDER_MASK', 'PACKED_MASK']

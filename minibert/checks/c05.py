@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from ..config import BertConfig
-from ..core import seeded
+from ..core.seeds import seeded
 from ..encoder import EncoderLayer, PreNormLayer
-from ..exercises import Exercise, Wrong
-from ..parts import activation
+from .exercises import Exercise, Wrong
+from ..nn.parts import activation
 
 # %% auto #0
 __all__ = ['GATED', 'TWO', 'HIDDEN']

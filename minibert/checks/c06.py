@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from ..config import BertConfig, count_parameters
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 from ..model import BertModel, additive_mask
 
 # %% auto #0

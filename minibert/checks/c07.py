@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ..config import BertConfig
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 from ..heads import BertForPreTraining, MLMHead
 
 # %% auto #0

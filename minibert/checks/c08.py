@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 from ..masking import mask_tokens
 
 # %% auto #0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 from ..pairs import Pairs
 
 # %% auto #0

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from ..core import seeded
-from ..exercises import Exercise, Wrong
-from ..recipe import TrainingConfig
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
+from ..train.recipe import TrainingConfig
 from ..training import train_step
 
 # %% auto #0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['BOOTSTRAP', 'COPIER', 'LIE']

@@ -13,8 +13,8 @@ from torch import nn
 
 from ..attention import MultiHeadAttention
 from ..config import BertConfig
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 from ..heads import BertForPreTraining
 from ..parity import randomise_, reference_batch
 

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from ..config import BertConfig
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 from ..heads import BertForPreTraining
 from ..parity import randomise_, reference_batch
 from ..weights import from_hf, name_table, to_hf

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..config import BertConfig
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 from ..numpy_bert.layers import forward
 from ..numpy_bert.weights import parameter_shapes
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 from ..numpy_bert.model import softmax_backward
 
 # %% auto #0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['FIRST_STEP', 'FOOLED', 'LION', 'JOIN']

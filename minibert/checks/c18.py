@@ -10,8 +10,8 @@ import zlib
 import numpy as np
 import torch
 
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['WORD_MEANS', 'SHARES', 'TOKEN_CONTROL', 'LUCK', 'FOLDS']

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..config import BertConfig
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 from ..finetuning import BertClassifier
 from ..model import BertModel
 

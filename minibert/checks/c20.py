@@ -9,8 +9,8 @@ import math
 
 import torch
 
-from ..core import seeded
-from ..exercises import Exercise, Wrong, altered
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong, altered
 from ..gpt import GPTConfig, GPTForCausalLM, next_logits
 
 # %% auto #0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['FILL', 'LENGTHS', 'ALIBI', 'PREFIX']
@@ -99,8 +99,8 @@ FILL = Exercise(
 # %% ../../nbs/answers/21_t5.ipynb #9216975c
 def _lengths():
     "The lengths of inputs and targets, by the package's own functions."
-    from minibert.core import seeded
-    from minibert.spans import span_mask, spans
+    from minibert.core.seeds import seeded
+    from minibert.data.spans import span_mask, spans
     inputs, targets = spans(torch.arange(128), span_mask(128, seeded(0)), 999, 500)
     return len(inputs), len(targets)
 

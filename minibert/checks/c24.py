@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..attention_parts import take_rows
+from ..nn.attention_parts import take_rows
 from ..config import BertConfig
-from ..core import seeded
+from ..core.seeds import seeded
 from ..encoder import Encoder
-from ..exercises import Exercise, Wrong
+from .exercises import Exercise, Wrong
 from ..parity import randomise_
 
 # %% auto #0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..core import seeded
-from ..exercises import Exercise, Wrong
+from ..core.seeds import seeded
+from .exercises import Exercise, Wrong
 
 # %% auto #0
 __all__ = ['AVERAGED', 'DOUBLING', 'NOTICED', 'HIDDEN']

@@ -35,13 +35,13 @@ def side(diff: str, sign: str) -> str:
 def read_bank(folder: Path = HERE) -> list[Mutant]:
     "Every mistake of the bank; a file is called as the module that it breaks."
     mutants = []
-    for file in sorted(folder.glob("*.md")):
+    for file in sorted(folder.rglob("*.md")):
         text = file.read_text(encoding="utf8")
         entries = list(ENTRY.finditer(text))
         if len(entries) != text.count("```diff"):
             raise ValueError(f"{file.name} has {text.count('```diff')} diffs and {len(entries)} whole entries: "
                              "write `## name`, a blank line, one line on who, a blank line, the diff.")
-        mutants += [Mutant(file.stem, m["name"], m["who"], side(m["diff"], "-"), side(m["diff"], "+"), m["where"] or "")
+        mutants += [Mutant(".".join(file.relative_to(folder).with_suffix("").parts), m["name"], m["who"], side(m["diff"], "-"), side(m["diff"], "+"), m["where"] or "")
                     for m in entries]
     return mutants
 
@@ -71,6 +71,6 @@ def patch(text: str, mutant: Mutant) -> str:
     if (n := places(text, mutant)) != 1:
         inside = f" in {mutant.where}" if mutant.where else ""
         raise ValueError(f"{mutant}: its place occurs {n} times{inside} in the source, so the module has changed: "
-                         f"mend tests/mutants/{mutant.module}.md. It looks for\n{mutant.find}")
+                         f"mend tests/mutants/{mutant.module.replace('.', '/')}.md. It looks for\n{mutant.find}")
     start, stop = stretch(text, mutant.where)
     return text[:start] + text[start:stop].replace(mutant.find, mutant.put) + text[stop:]

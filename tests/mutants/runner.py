@@ -29,55 +29,57 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mutants.bank import Mutant, patch, places, read_bank  # noqa: E402
 
 TESTS = {  # what is asked when a notebook does not refuse: the quick tests of these files
-    "core": "core evaluation training",
-    "recipe": "recipe training",
+    "core.precision": "core evaluation training",
+    "core.fields": "core recipe",
+    "core.seeds": "core training",
+    "train.recipe": "recipe training",
     "config": "config",
-    "config_files": "config",
-    "memory": "config",
-    "families": "parity weights finetuning",
-    "files": "weights training",
-    "parity_parts": "parity_tools",
-    "parity": "parity_tools",
-    "text": "tokenizer",
-    "tokenizer_files": "tokenizer",
-    "vocabulary": "tokenizer",
-    "rows": "tokenizer",
+    "hub.config_files": "config",
+    "perf.memory": "config",
+    "hub.families": "models weights finetuning",
+    "hub.files": "weights training",
+    "hub.parity_parts": "parity",
+    "parity": "parity",
+    "text.cleaning": "tokenizer",
+    "text.files": "tokenizer",
+    "text.vocabulary": "tokenizer",
+    "text.encoding": "tokenizer",
     "tokenizer": "tokenizer",
-    "other_tokenizers": "other_checkpoints",
-    "embeddings": "parity model",
-    "rotary": "attention parity",
-    "attention_parts": "attention model",
-    "attention": "attention parity model",
-    "parts": "parity model attention",
-    "encoder": "parity model attention",
-    "model": "parity model",
-    "losses": "parity model loss",
-    "asking": "weights",
-    "heads": "parity model loss weights",
-    "weights": "parity weights",
-    "compare": "weights",
-    "compared": "other_checkpoints weights",
-    "stories": "stories",
-    "documents": "documents",
-    "corpus": "corpus pairs",
+    "text.foreign": "other_checkpoints",
+    "embeddings": "models model",
+    "nn.rotary": "attention models",
+    "nn.attention_parts": "attention model",
+    "attention": "attention models model",
+    "nn.parts": "models model attention",
+    "encoder": "models model attention",
+    "model": "models model",
+    "nn.losses": "models model loss",
+    "runs.asking": "weights",
+    "heads": "models model loss weights",
+    "weights": "models weights",
+    "hub.compare": "weights",
+    "hub.compared": "other_checkpoints weights",
+    "data.stories": "stories",
+    "data.documents": "documents",
+    "data.corpus": "corpus pairs",
     "masking": "masking pairs",
-    "baselines": "evaluation",
-    "answers": "evaluation",
-    "pairs_parts": "pairs",
+    "measure.baselines": "evaluation",
+    "measure.predictions": "evaluation",
+    "data.pairs": "pairs",
     "pairs": "pairs",
-    "optimizers": "optimizers training",
-    "parallel": "scale",
-    "checkpoints": "training",
-    "train_state": "training scale",
-    "training": "training scale",
+    "train.optimizers": "optimizers training",
+    "train.processes": "processes",
+    "train.checkpoints": "training",
+    "train.state": "training processes",
+    "training": "training processes",
     "evaluation": "evaluation",
-    "windows": "gpt",
-    "prompts": "gpt",
+    "data.windows": "gpt",
+    "nn.prompts": "gpt",
     "gpt": "gpt",
-    "spans": "t5",
+    "data.spans": "t5",
     "t5": "t5",
-    "gaps": "side_by_side other_checkpoints",
-    "pictured": "other_checkpoints",
+    "data.gaps": "side_by_side other_checkpoints",
+    "show.pictured": "other_checkpoints",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
@@ -96,18 +98,18 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
     ignore = shutil.ignore_patterns("__pycache__", "mutants")
     for name in ("minibert", "tests"): shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     for name in ("pytest.ini", "settings.ini"): shutil.copy(ROOT / name, folder)
-    module = folder / "minibert" / f"{mutant.module}.py"
+    module = folder / "minibert" / f"{mutant.module.replace('.', '/')}.py"
     broken = patch(module.read_text(encoding="utf8"), mutant)
     compile(broken, str(module), "exec")
     module.write_text(broken, encoding="utf8")
-    (folder / "nbs" / "appendix").mkdir(parents=True)
+    (folder / notebook(mutant).parent.relative_to(ROOT)).mkdir(parents=True)
     shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # chapters read its results
     (folder / "tmp").mkdir()
 
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"appendix/{mutant.module}.ipynb"
+    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"reference/{mutant.module.replace('.', '/')}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
@@ -149,8 +151,9 @@ def run_tests(mutant: Mutant) -> dict | None:
         def pytest_exception_interact(self, node, call):
             failed.append(refusal(node.nodeid, "", call.excinfo.typename, str(call.excinfo.value)))
 
-    files = [f"tests/test_{name}.py" for name in (*TESTS[mutant.module].split(), "survivors")]
-    pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-c", "pytest.ini", *filter(os.path.exists, files)],
+    names = {f"test_{name}.py" for name in (*TESTS[mutant.module].split(), "survivors")}
+    files = [str(path) for path in sorted(Path("tests").rglob("test_*.py")) if path.name in names]
+    pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-c", "pytest.ini", *files],
                 plugins=[Note()])
     return failed[0] if failed else None
 
