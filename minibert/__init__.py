@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .t5 import T5ForConditionalGeneration as T5ForConditionalGeneration
     from .tokenizer import WordPieceTokenizer as WordPieceTokenizer
     from .train.recipe import TrainingConfig as TrainingConfig
-    from .train.trainer import pretrain as pretrain
-    from .training import fit as fit
+    from .training import fit as fit, pretrain as pretrain
     from .weights import (
         from_hf as from_hf, load_pretrained as load_pretrained,
         save_pretrained as save_pretrained, to_hf as to_hf)
@@ -27,7 +26,7 @@ _MODULES = {
     "heads": "BertForPreTraining fill_mask", "gpt": "GPTForCausalLM generate",
     "t5": "T5ForConditionalGeneration", "data.corpus": "Corpus",
     "data.documents": "load_documents", "pairs": "PairSampler",
-    "train.recipe": "TrainingConfig", "training": "fit", "train.trainer": "pretrain",
+    "train.recipe": "TrainingConfig", "training": "fit pretrain",
     "evaluation": "evaluate",
     "weights": "load_pretrained save_pretrained from_hf to_hf",
 }

@@ -1,6 +1,6 @@
 """`python -m minibert` is the command `minibert`."""
 import sys
 
-from .cli.main import main
+from .cli.entry import start
 
-sys.exit(main())
+sys.exit(start())

@@ -5,10 +5,190 @@
 # %% ../nbs/02_tokenizer.ipynb #094724d1
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from functools import partial
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+
+from minibert.text.encoding import (
+    check_batch, check_ids, check_item, keep_lengths, padded_length, place_pieces,
+    stack_rows)
+from .text.cleaning import (
+    LONGEST_WORD, SPECIALS, Cache, Cleaner, check_text, join_pieces, split_specials)
+from .text.files import read_tokenizer, read_vocab, write_tokenizer
+from .text.vocabulary import (
+    count_words, first_pieces, learn_pieces, number_pieces)
+
 # %% auto #0
-__all__ = ['WordPieceTokenizer']
+__all__ = ['match_pieces', 'lay_out', 'pad_rows', 'WordPieceTokenizer']
+
+# %% ../nbs/02_tokenizer.ipynb #24433e31
+def match_pieces(
+    word: str,
+    heads: dict[str, int],  # pieces that begin a word
+    tails: dict[str, int],  # pieces that continue one, without their ##
+    longest: int = 100,  # characters in the longest piece
+) -> list[int] | None:
+    "The ids of the longest pieces from left to right; None where a piece is missing."
+    found, start, pieces = [], 0, heads
+    if len(word) > LONGEST_WORD: return None
+    while start < len(word):
+        for end in range(min(len(word), start + longest), start, -1):
+            if (piece := pieces.get(word[start:end])) is not None: break
+        else: return None
+        found.append(piece)
+        start, pieces = end, tails
+    return found
+
+# %% ../nbs/02_tokenizer.ipynb #d779950b
+def lay_out(parts: list[list], cls, sep) -> list:
+    "[CLS] first [SEP], then second [SEP] where there is one."
+    return [cls, *chain.from_iterable([*part, sep] for part in parts)]
+
+# %% ../nbs/02_tokenizer.ipynb #3e456136
+def pad_rows(
+    rows: list[dict[str, list]],  # encodings
+    pad_id: int,
+    length: int = 0,  # the least length; a longer row raises it
+) -> list[dict[str, list]]:
+    "The encodings filled up with [PAD] to one length; the attention mask is 0 there."
+    filler = dict(input_ids=pad_id, token_type_ids=0, attention_mask=0,
+                  offset_mapping=(0, 0))
+    length = max(length, *(len(row["input_ids"]) for row in rows))
+    return [{name: column + [filler[name]] * (length - len(column))
+             for name, column in row.items()} for row in rows]
 
 # %% ../nbs/02_tokenizer.ipynb #25a87793
-from .text.wordpiece import WordPieceTokenizer
+def _read_chunk(tokenizer: WordPieceTokenizer, chunk: str) -> tuple[int, ...]:
+    "The ids of a chunk, the text between two spaces."
+    if chunk.isascii() and chunk.isalnum():  # nothing to clean but its case
+        word = chunk.lower() if tokenizer.clean.lowercase else chunk
+        return tuple(tokenizer.match(word))
+    found = []
+    for k, part in enumerate(split_specials(chunk)):
+        if k % 2: found.append(tokenizer.vocab[part])
+        else:
+            for word in tokenizer.clean(part).split(): found += tokenizer.match(word)
+    return tuple(found)
 
-_all_ = ["WordPieceTokenizer"]
+# %% ../nbs/02_tokenizer.ipynb #c6bda24e
+def _encode(
+    tokenizer: WordPieceTokenizer,
+    texts: list[str],  # one, or a pair
+    max_length: int,
+    truncation: str | bool = "longest_first",
+    return_offsets: bool = False,
+) -> dict[str, list]:  # rows of S values
+    "One BERT input: ids, token types, mask, and each token's place if asked for."
+    parts = [tokenizer.ids(text) for text in texts]
+    keep = keep_lengths(parts, max_length, truncation)
+    parts = [part[:n] for part, n in zip(parts, keep)]
+    ids = lay_out(parts, tokenizer.cls_id, tokenizer.sep_id)
+    second = len(ids) - len(parts[0]) - 2
+    rows = dict(input_ids=ids, token_type_ids=[0] * (len(ids) - second) + [1] * second,
+                attention_mask=[1] * len(ids))
+    if return_offsets:
+        places = [[place for _, place in place_pieces(text, tokenizer)]
+                  for text in texts]
+        places = [part[:n] for part, n in zip(places, keep)]
+        rows["offset_mapping"] = lay_out(places, (0, 0), (0, 0))
+    return rows
+
+# %% ../nbs/02_tokenizer.ipynb #bf0cb191
+class WordPieceTokenizer:
+    "BERT's tokenizer, learned or loaded: equal to Hugging Face's on every string."
+
+    def __init__(self, vocab: dict[str, int] | list[str], *,  # {piece: id}, or in order
+                 lowercase: bool = True, strip_accents: bool | None = None,
+                 tokenize_chinese_chars: bool = True,
+                 clean_up_tokenization_spaces: bool = False,  # in `decode`
+                 max_length: int = 512, cache_size: int = 1 << 16):
+        self.vocab, self.max_length = number_pieces(vocab), max_length
+        self.pieces, self.vocab_size = list(self.vocab), len(self.vocab)
+        self.special_ids = [self.vocab[name] for name in SPECIALS]
+        (self.pad_id, self.unk_id, self.cls_id, self.sep_id,
+         self.mask_id) = self.special_ids
+        self.clean = Cleaner(lowercase, strip_accents, tokenize_chinese_chars)
+        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
+        self.continues = [piece.startswith("##") for piece in self.pieces]
+        self.tails = {p[2:]: k for p, k in self.vocab.items() if self.continues[k]}
+        self.longest = max(map(len, self.pieces))
+        self.cache = Cache(partial(_read_chunk, self), cache_size, longest=64)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int = 8192, *,
+              min_frequency: int = 2, limit_alphabet: int = 1000, **options):
+        "Learn `vocab_size` pieces from texts; `options` as for the class."
+        words = count_words(texts, cls(list(SPECIALS), **options).clean)
+        alphabet = first_pieces(words, limit_alphabet)
+        return cls(learn_pieces(words, vocab_size, min_frequency, alphabet), **options)
+
+    @classmethod
+    def from_vocab(cls, path: str | Path, **options):
+        "Read a `vocab.txt`, one piece a line; `options` as for the class."
+        return cls(read_vocab(path), **options)
+
+    @classmethod
+    def from_pretrained(cls, name_or_folder: str | Path, **hub):
+        "Read a folder, or from the hub: revision, cache_dir, local_files_only."
+        return cls(**read_tokenizer(name_or_folder, **hub))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        "Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`."
+        write_tokenizer(self, folder)
+
+    @property
+    def fingerprint(self) -> str:
+        "A hash of all that decides about ids: equal ones read every text alike."
+        rules = [self.clean.lowercase, self.clean.strip_accents, self.clean.chinese]
+        parts = [self.pieces, rules, SPECIALS, LONGEST_WORD]
+        return sha256(json.dumps(parts).encode()).hexdigest()
+
+    def match(self, word: str) -> list[int]:
+        "The ids of one clean word; [UNK] where a piece is missing."
+        found = match_pieces(word, self.vocab, self.tails, self.longest)
+        return [self.unk_id] if found is None else found
+
+    def ids(self, text: str) -> list[int]:
+        "The ids of `text` alone, without [CLS] and [SEP]: the fast way for corpora."
+        if not isinstance(text, str): check_text(text)
+        chunks = text.replace("\n", " ").split(" ")
+        return list(chain.from_iterable(map(self.cache.__getitem__, chunks)))
+
+    def tokenize(self, text: str) -> list[str]:
+        "The pieces of `text`."
+        return [self.pieces[k] for k in self.ids(text)]
+
+    def encode(self, text: str, pair: str | None = None, **options) -> dict[str, list]:
+        "input_ids, token_type_ids, attention_mask (S,); options as in `encode_batch`."
+        batch = self.encode_batch([check_item(text, pair)], **options)
+        return {name: column[0] for name, column in batch.items()}
+
+    def encode_batch(
+        self,
+        batch: Iterable,  # texts, or pairs of texts
+        *,
+        max_length: int | None = None,  # tokens kept; None: the tokenizer's own
+        truncation: str | bool = "longest_first",  # "only_first", "only_second", False
+        padding: str | bool = True,  # or "longest", "max_length", "do_not_pad", False
+        return_offsets: bool = False,  # offset_mapping: (start, end) in each text
+        return_tensors: str | None = None,  # "pt"
+    ) -> dict:  # B rows of S values under each name
+        "[CLS] text [SEP] pair [SEP] for each item, cut and padded to one length."
+        most = self.max_length if max_length is None else max_length
+        rows = [_encode(self, item, most, truncation, return_offsets)
+                for item in check_batch(batch)]
+        length = padded_length(padding, most)
+        if length is not None: rows = pad_rows(rows, self.pad_id, length)
+        return stack_rows(rows, return_tensors)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True,
+               clean_up_tokenization_spaces: bool | None = None) -> str:  # None: own
+        "The text of `ids`: a word's pieces joined, no space before a . , ! or ?"
+        hidden = self.special_ids if skip_special_tokens else ()
+        kept = [k for k in check_ids(ids, self.vocab_size) if k not in hidden]
+        clean_up = clean_up_tokenization_spaces
+        if clean_up is None: clean_up = self.clean_up_tokenization_spaces
+        return join_pieces([self.pieces[k] for k in kept], clean_up)
