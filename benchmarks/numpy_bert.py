@@ -5,8 +5,8 @@
     python benchmarks/numpy_bert.py train FOLDER NAME [STEPS]  the same on a data set, as wikitext wikitext-2-v1
     python benchmarks/numpy_bert.py keep LOG SOURCE [NAME]     enter what such a run has printed into a file
 
-`speed` (about a minute on two quiet cores) writes results/numpy_bert_speed.json, `train` and `keep` write
-results/numpy_bert.json; appendix/numpy_training_proofs reads both.
+`speed` (about a minute on two quiet cores) writes minibert/measured/numpy_bert_speed.json, `train` and `keep` write
+minibert/measured/numpy_bert.json; nbs/proofs/numpy_training.ipynb reads both.
 
 The configuration is that of the reference: L=3, D=192, H=4, F=768, S=64, V=8192; float32; no dropout.
 """

@@ -1,4 +1,4 @@
-"""Write README.md from nbs/index.ipynb, and nbs/appendix/README.md from the first lines of the reference's notebooks.
+"""Write README.md from nbs/index.ipynb, and nbs/reference/README.md from the first lines of the reference's notebooks.
 
     python tools/make_readme.py [FOLDER]
 
