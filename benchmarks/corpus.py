@@ -173,12 +173,13 @@ def batch(aside, rounds):
     "Processor milliseconds of the sampler with its masks, and of a training step of `tiny`, in turns."
     import torch
     from minibert.config import BertConfig
+    from minibert.speed import FastBertForPreTraining
     from minibert.data.corpus import Corpus
-    from minibert.heads import BertForPreTraining
     from minibert.train.optimizers import make_optimizers
     from minibert.train.recipe import TrainingConfig
     from minibert.tokenizer import WordPieceTokenizer
-    from minibert.training import make_sampler, train_step
+    from minibert.train.trainer import make_sampler
+    from minibert.training import Run, train_step
     tokenizer, rows = WordPieceTokenizer.from_pretrained(aside / "tokenizer"), []
     corpus = Corpus.open(aside / "corpus-1", tokenizer)
     for pairs, length in ((64, 64), (32, 128)):
@@ -186,14 +187,14 @@ def batch(aside, rounds):
         sampler = make_sampler(corpus, tokenizer, config)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model = BertForPreTraining(BertConfig.preset("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=length,
+            model = FastBertForPreTraining(BertConfig.preset("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=length,
                                                          hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).train()
         optimizers, data, steps = make_optimizers(model, config), [], []
         for step in range(rounds + 3):
             start = time.process_time()
             drawn = sampler.batch(step, pairs)
             middle = time.process_time()
-            train_step(model, optimizers, drawn, step, config)
+            train_step(Run(model, optimizers, config, step), drawn)
             data.append(1e3 * (middle - start))
             steps.append(1e3 * (time.process_time() - middle))
         row = dict(pairs=pairs, length=length, threads=torch.get_num_threads(), batch_ms=round(statistics.median(data[3:]), 2), step_ms=round(statistics.median(steps[3:]), 1))

@@ -12,11 +12,11 @@ import argparse
 import json
 import platform
 import shutil
-from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
+from minibert.runs.options import as_values
 from minibert.runs.runs import open_run
 from minibert.weights import load_pretrained
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "minibert" / "course_model")
     arguments = parser.parse_args()
-    options = asdict(replace(open_run(arguments.run).options, out=None))
+    options = as_values(open_run(arguments.run).plan) | dict(out=None)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in FILES: shutil.copy(arguments.run / name, arguments.out / name)
     made = dict(

@@ -27,7 +27,7 @@ from minibert.measure.bags import bag_of_words
 from minibert.nn.classifier_parts import pool
 from minibert.finetuning import BertClassifier, finetune, train_frozen
 from minibert.runs.finetune import FinetuneConfig, start_classifier, training_for
-from minibert.data.labelled import ExampleSampler, ask, judge
+from minibert.data.labels import ExampleSampler, ask, judge
 from minibert.data.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
 from minibert.train.processes import own_device

@@ -30,12 +30,14 @@ from minibert.perf import bench
 from minibert.perf.bench import GEMM, Peer, peak_memory
 from minibert.config import SIZES
 from minibert.core.files import write_whole
-from minibert.core.precision import fast_bfloat16, follow_parent, keep_freed_memory
+from minibert.core.precision import fast_bfloat16, keep_freed_memory
 from minibert.core.seeds import seeded
 from minibert.gpt import GPTConfig, GPTForCausalLM, generate, next_logits
+from minibert.nn.fast import FastGPTForCausalLM
 from minibert.train.optimizers import make_optimizers
 from minibert.train.recipe import TrainingConfig
-from minibert.training import train_step
+from minibert.train.gradients import Gradients
+from minibert.training import Run, train_step
 from minibert.weights import to_hf
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "gpt_speed.json"
@@ -84,17 +86,16 @@ def their_steps(peer, config, batches):
 
 
 def own_steps(peer, config, batches):
-    model = GPTForCausalLM(config, seeded(0, 0, 2)).train()
+    model = FastGPTForCausalLM(config, seeded(0, 0, 2)).train()
     training = TrainingConfig(batch_size=len(batches[0]), length=LENGTH, learning_rate=1e-4, precision=peer.precision)
-    optimizers = make_optimizers(model, training)
+    optimizers, gradients = make_optimizers(model, training), Gradients(precision=peer.precision)
     for step, ids in enumerate(cycle(batches)):
-        train_step(model, optimizers, dict(input_ids=ids, labels=ids), step, training)
+        train_step(Run(model, optimizers, training, step), dict(input_ids=ids, labels=ids), gradients)
         yield
 
 
 def prepare(peer, config, shape, threads):
     "A worker's first task."
-    follow_parent()
     torch.set_num_threads(threads)
     if peer.keep_memory: keep_freed_memory()
     if peer.kind == "gemm": bench._steps = bench.peer_steps(peer, config, [])
@@ -146,7 +147,7 @@ def training(size, V, batch, rounds):
 
 def last_logits(model, ids):
     "The logits for the last token only, as with the cache."
-    return next_logits(model, ids, torch.ones_like(ids), [[] for _ in model.encoder.layers])
+    return next_logits(model, ids, torch.ones_like(ids))
 
 
 def uncached(logits_of, ids, tokens):

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import torch
 
-from minibert.config import BertConfig
+from minibert.core.errors import UserError
+from minibert.nn.block import BlockConfig
+from minibert.speed import FastBlockForPreTraining
 from minibert.core.files import write_whole
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
-from minibert.heads import BertForPreTraining
 from minibert.measure.observer import Observer, plain_batch
 from minibert.train.optimizers import make_optimizers
 from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import Callback, make_sampler, pretrain, train_step
+from minibert.train.trainer import make_sampler, pretrain
+from minibert.training import Callback, Run, train_step
 
 RESULTS = Path(__file__).resolve().parents[1] / "minibert/measured"
 
@@ -33,8 +35,8 @@ def material():
 
 
 def config_of(tokenizer, **sizes):
-    return BertConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=64, model_type="roformer",
-                      hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
+    return BlockConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=64,
+                       hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
 
 
 def columns(lines):
@@ -47,8 +49,8 @@ def watched(model, corpus, tokenizer, recipe, few):
     lines, ended = [], ""
     try:
         pretrain(deepcopy(model), make_sampler(corpus, tokenizer, recipe), recipe, progress=False,
-                 callbacks=[Observer(few), Callback(on_log=lambda history: lines.__setitem__(slice(None), history))])
-    except FloatingPointError as problem: ended = str(problem)
+                 callbacks=[Observer(few), Callback(end=lambda run: lines.__setitem__(slice(None), run.history))])
+    except UserError as problem: ended = str(problem)
     return dict(ended=ended, figures=columns(lines))
 
 
@@ -56,7 +58,7 @@ def sick():
     "A healthy run and three that differ from it in one thing each; then Muon with a warm-up and without."
     corpus, tokenizer = material()
     sizes = dict(hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256)
-    model = BertForPreTraining(config_of(tokenizer, **sizes), seeded(0, 0, 2))
+    model = FastBlockForPreTraining(config_of(tokenizer, **sizes), seeded(0, 0, 2))
     healthy = TrainingConfig(steps=400, batch_size=16, length=64, learning_rate=5e-3, warmup=0.25, log_steps=5)
     muon = replace(healthy, optimizer="muon", learning_rate=4e-3)
     recipes = {"healthy": healthy, "rate too high": replace(healthy, learning_rate=10 * healthy.learning_rate),
@@ -73,8 +75,10 @@ def sick():
 
 def timed(callbacks, *step):
     "The seconds that one step takes."
-    start = time.perf_counter()
-    train_step(*step, callbacks)
+    model, optimizers, batch, n, recipe = step
+    run, start = Run(model, optimizers, recipe, n, callbacks=callbacks), time.perf_counter()
+    train_step(run, batch)
+    for callback in callbacks: callback.after_step(run)
     return time.perf_counter() - start
 
 
@@ -82,10 +86,10 @@ def compared(name, tokenizer, corpus, batch_size, rounds, **sizes):
     "One model's steps with and without a look, in turns: the median ratio, and the share of a run's time."
     recipe = TrainingConfig(steps=1000, batch_size=batch_size, length=64, optimizer="muon", learning_rate=4e-3)
     sampler = make_sampler(corpus, tokenizer, recipe)
-    model = BertForPreTraining(config_of(tokenizer, **sizes), seeded(0, 0, 2)).train()
+    model = FastBlockForPreTraining(config_of(tokenizer, **sizes), seeded(0, 0, 2)).train()
     optimizers, look, ratios = make_optimizers(model, recipe), Observer(plain_batch(sampler, size=2)), []
     for n in range(rounds + 2):
-        step = model, optimizers, sampler.batch(n, batch_size), n, recipe
+        step = model, optimizers, sampler.batch(n, batch_size), n, replace(recipe, log_steps=1)
         plain, seen, again, last = (timed(callbacks, *step) for callbacks in ([], [look], [look], []))
         if n >= 2: ratios.append((seen + again) / (plain + last))
     ratio = statistics.median(ratios)

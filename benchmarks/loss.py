@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from minibert.core.files import write_whole
 from minibert.core.precision import keep_freed_memory
-from minibert.nn.losses import SlicedLoss
+from minibert.nn.shortcuts import SlicedLoss
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_loss.json"
 

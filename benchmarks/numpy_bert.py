@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from minibert.config import BertConfig
+from minibert.speed import FastBertForPreTraining
 from minibert.core.files import write_whole
 from minibert.core.precision import keep_freed_memory
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
-from minibert.heads import BertForPreTraining
 from minibert.numpy_bert import layers
 from minibert.numpy_bert import model as backward_module
 from minibert.numpy_bert.layers import forward
@@ -42,7 +42,7 @@ from minibert.train.optimizers import make_optimizers
 from minibert.pairs import PairSampler
 from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import Callback, train_step
+from minibert.training import Callback, Run, train_step
 from minibert.weights import to_hf
 
 CONFIG = BertConfig(8192, 192, 3, 4, 768, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -77,7 +77,7 @@ def speed():
 def step(steps=40):
     "The same weights and batches on both sides, one step of each in turn; medians, and the median of the ratios."
     keep_freed_memory()
-    model = BertForPreTraining(CONFIG, torch.Generator().manual_seed(0)).train()
+    model = FastBertForPreTraining(CONFIG, torch.Generator().manual_seed(0)).train()
     params = from_state_dict(to_hf(model), CONFIG)
     training = TrainingConfig(steps=1000, batch_size=B, length=S)
     optimizers, moments = make_optimizers(model, training), first_moments(params)
@@ -86,7 +86,7 @@ def step(steps=40):
         batch = synthetic(step)
         for name in sorted(seconds, reverse=step % 2):
             start = time.perf_counter()
-            if name == "torch": train_step(model, optimizers, batch, step, training)
+            if name == "torch": train_step(Run(model, optimizers, training, step), batch)
             else: update_(params, CONFIG, moments, as_arrays(batch), step, training)
             seconds[name].append(time.perf_counter() - start)
     ratios = [n / t for n, t in zip(seconds["numpy"][5:], seconds["torch"][5:])]
@@ -167,7 +167,7 @@ def train(source, name=None, steps="1500"):
     tell(dict(vocab_size=tokenizer.vocab_size, tokens=corpus.n_tokens, val_tokens=other.n_tokens))
     start = time.perf_counter()
     params, history = pretrain_numpy(config, PairSampler(corpus, tokenizer, S, seed=0), training,
-                                     callbacks=[Callback(on_log=lambda lines: tell(lines[-1]))])
+                                     callbacks=[Callback(after_step=lambda run: run.history[-1]["step"] == run.step and tell(run.history[-1]))])
     minutes = (time.perf_counter() - start) / 60
     found = evaluate_numpy(params, config, val, counts, batches=32)
     drawn = as_arrays(PairSampler(corpus, tokenizer, S, seed=0).batch(training.steps, 32))

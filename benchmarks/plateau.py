@@ -22,11 +22,14 @@ from minibert.core.precision import keep_freed_memory
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
-from minibert.heads import BertForPreTraining
+from minibert.model import attentions
+from minibert.nn.block import BlockConfig
+from minibert.speed import FastBertForPreTraining, FastBlockForPreTraining
 from minibert.train.optimizers import make_optimizers
 from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import make_sampler, train_step
+from minibert.train.trainer import make_sampler
+from minibert.training import Run, train_step
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "plateau.json"
 A, B = "anna lost her red ball .", "she found it under the bed ."
@@ -43,7 +46,7 @@ def neighbours(probs):  # (S, S)
 def gaze(model, ids):
     "The most neighbourly head's share and map."
     model.eval()
-    maps = torch.cat([layer[0] for layer in model.bert(ids, output_attentions=True).attentions])
+    maps = torch.cat([layer[0] for layer in attentions(model.bert, input_ids=ids)])
     model.train()
     shares = [neighbours(head) for head in maps]
     k = max(range(len(shares)), key=shares.__getitem__)
@@ -51,13 +54,15 @@ def gaze(model, ids):
 
 
 def run(positions, optimizer, corpus, tokenizer, ids, steps):
-    config = BertConfig.preset("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=64, hidden_dropout_prob=0.0,
-                               attention_probs_dropout_prob=0.0, model_type="roformer" if positions == "rotary" else "bert")
+    kinds = {"rotary": (BlockConfig, FastBlockForPreTraining)}
+    config, form = kinds.get(positions, (BertConfig, FastBertForPreTraining))
+    config = config.preset("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=64, hidden_dropout_prob=0.0,
+                           attention_probs_dropout_prob=0.0)
     loop = TrainingConfig(steps=steps, batch_size=32, length=64, optimizer=optimizer, learning_rate=2e-3)
-    model, sampler = BertForPreTraining(config, seeded(0, 0, 2)).train(), make_sampler(corpus, tokenizer, loop)
+    model, sampler = form(config, seeded(0, 0, 2)).train(), make_sampler(corpus, tokenizer, loop)
     optimizers, found, sums = make_optimizers(model, loop), dict(steps=[], loss=[], neighbours=[]), []
     for step in range(steps):
-        sums.append(train_step(model, optimizers, sampler.batch(step, 32), step, loop)["mlm_loss"])
+        sums.append(train_step(Run(model, optimizers, loop, step), sampler.batch(step, 32)).line["mlm_loss"])
         if (step + 1) % EVERY == 0:
             share, seen = gaze(model, ids)
             found["steps"].append(step + 1)

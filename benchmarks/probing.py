@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from minibert.core.files import write_whole
-from minibert.measure.probe_vectors import extract, place_words
-from minibert.probing import TaggedText, answers, fit_probes, number_tags, standardise_
-from minibert.measure.probe_runs import layer_names, read_treebank, run_probe
+from minibert.measure.probes import extract, place_words
+from minibert.probing import TaggedText, fit_probes, number_tags, predict_tags, standardise_
+from minibert.measure.probe_runs import layer_names, read_treebank, probe_checkpoint
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import load_pretrained
 
@@ -64,7 +64,7 @@ def try_levers(name: str, folder: str, texts, only: list[str] | None) -> list[di
         if joined == "all": vectors = [v.permute(1, 0, 2).flatten(1)[None].contiguous() for v in vectors]
         if joined == "case": vectors = [torch.cat([v, case_of(t).expand(len(v), -1, -1)], -1) for v, t in zip(vectors, texts)]
         if scaled: standardise_(*vectors)
-        told = answers(fit_probes(vectors[0], labels[None], len(names), **options), vectors[1])[:, 0]
+        told = predict_tags(fit_probes(vectors[0], labels[None], len(names), **options), vectors[1])[:, 0]
         shares = (told == wanted).double().mean(1).tolist()
         where = ["the joined vector"] if joined == "all" else layer_names(dict(trained=shares))
         best = max(range(len(where)), key=shares.__getitem__)
@@ -98,7 +98,7 @@ def main() -> None:
         name, folder = pair.split("=", 1)
         if name in kept["runs"] and not arguments.again: continue
         start = time.process_time()
-        result = run_probe(folder, seeds=arguments.seeds, **options)
+        result = probe_checkpoint(folder, seeds=arguments.seeds, **options)
         config = {k: v for k, v in asdict(load_pretrained(folder).config).items() if "dropout" not in k}
         kept["runs"][name] = result | dict(config=config, text=text, cpu_seconds=round(time.process_time() - start, 1))
         write_whole(path, json.dumps(kept, indent=1) + "\n")

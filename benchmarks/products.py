@@ -19,9 +19,8 @@ from minibert.config import BertConfig
 from minibert.core.files import write_whole
 from minibert.core.precision import keep_freed_memory
 from minibert.core.seeds import seeded
-from minibert.heads import BertForPreTraining
 from minibert.perf.products import fast_products
-from minibert.speed import synthetic_batch
+from minibert.speed import FastBertForPreTraining, synthetic_batch
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_products.json"
 
@@ -32,7 +31,7 @@ def main(rounds=6):
     lines = []
     for size in ("tiny", "mini"):
         config = BertConfig.preset(size, vocab_size=8192)
-        model, batch = BertForPreTraining(config, seeded(0)).train(), synthetic_batch(config)
+        model, batch = FastBertForPreTraining(config, seeded(0)).train(), synthetic_batch(config)
         spent = dict(default=[], onednn=[])
         for n in range(rounds):
             for name, block in (("default", nullcontext), ("onednn", fast_products))[::1 if n % 2 else -1]:

@@ -18,11 +18,14 @@ from minibert.core.precision import choose_precision, keep_freed_memory
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
-from minibert.heads import BertForPreTraining
+from minibert.nn.block import BlockConfig
+from minibert.speed import FastBertForPreTraining, FastBlockForPreTraining
 from minibert.train.recipe import PretrainOptions, TrainingConfig
-from minibert.runs.runs import VAL_SEED, prepare, steps_in
+from minibert.runs.tasks import VAL_SEED, prepare
+from minibert.train.callbacks import Budget
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import make_sampler, pretrain
+from minibert.train.trainer import make_sampler
+from minibert.train.trainer import train_model
 from minibert.weights import save_pretrained
 
 BASE = dict(length=64, learning_rate=2e-3, mask_probability=0.15)  # what all recipes here begin with
@@ -54,7 +57,8 @@ def configs(recipe: dict, tokenizer) -> tuple[BertConfig, TrainingConfig]:
     size, dropout = recipe.pop("size", default.size), recipe.pop("dropout", default.dropout)
     sizes = {key: recipe.pop(key) for key in list(recipe) if key in BertConfig.__dataclass_fields__}
     training = TrainingConfig(**loop | recipe)
-    return BertConfig.preset(
+    kind = BlockConfig if sizes.pop("model_type", "bert") == "roformer" else BertConfig
+    return kind.preset(
         size, vocab_size=tokenizer.vocab_size, max_position_embeddings=training.length,
         hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **sizes), training
 
@@ -83,12 +87,13 @@ def main() -> None:
     keep_freed_memory()
     for words in arguments.recipes:
         model_config, training = configs(recipe_of(words), tokenizer)
-        model = BertForPreTraining(model_config, seeded(training.seed, 0, 2))
+        form = FastBlockForPreTraining if isinstance(model_config, BlockConfig) else FastBertForPreTraining
+        model = form(model_config, seeded(training.seed, 0, 2))
         sampler = make_sampler(train, tokenizer, training)
-        steps = arguments.steps or steps_in(arguments.minutes, model, sampler, training)
-        training = replace(training, steps=steps)
+        budget = [] if arguments.steps else [Budget(arguments.minutes)]
+        if arguments.steps: training = replace(training, steps=arguments.steps)
         start = time.perf_counter()
-        pretrain(model, sampler, training, arguments.save)
+        steps = train_model(model, sampler, training, arguments.save, callbacks=budget).step
         seconds = time.perf_counter() - start
         ruler = make_sampler(val, tokenizer, replace(training, seed=VAL_SEED, mask_probability=0.15))
         figures = evaluate_pretraining(model, ruler)

@@ -32,12 +32,13 @@ def race(rounds):
     import torch.distributed as dist
 
     from minibert import training
+    from minibert.train import gradients, trainer
     from minibert.train import processes as parallel
     from minibert.config import BertConfig
+    from minibert.speed import FastBertForPreTraining
     from minibert.core.seeds import seeded
     from minibert.data.corpus import Corpus
     from minibert.data.documents import load_documents
-    from minibert.heads import BertForPreTraining
     from minibert.train.optimizers import make_optimizers
     from minibert.train.recipe import TrainingConfig
     from minibert.tokenizer import WordPieceTokenizer
@@ -47,8 +48,8 @@ def race(rounds):
     documents = load_documents("stories", limit=1500)
     tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=956)
     config = TrainingConfig(steps=10 ** 6, length=LENGTH, batch_size=PAIRS)
-    sampler = training.make_sampler(Corpus.build(documents, tokenizer), tokenizer, config)
-    plain, spent = training.add_up_, []
+    sampler = trainer.make_sampler(Corpus.build(documents, tokenizer), tokenizer, config)
+    plain, spent = gradients.add_up_, []
 
     def timed(tensors):
         dist.barrier()  # so that waiting for the other one is no part of it
@@ -58,21 +59,21 @@ def race(rounds):
 
     def step(model, optimizers, number, together):
         with ExitStack() as stack:
-            if together: stack.enter_context(patch.object(training, "add_up_", timed))
+            if together: stack.enter_context(patch.object(gradients, "add_up_", timed))
             else:
-                for module in (training, parallel):
+                for module in (gradients, parallel):
                     stack.enter_context(patch.object(module, "join_processes", lambda: (0, 1)))
             spent.clear()
             start = time.perf_counter()
             batch = sampler.batch(number, PAIRS)
             drawn = time.perf_counter()
-            training.train_step(model, optimizers, batch, number, config)
+            training.train_step(training.Run(model, optimizers, config, number), batch, gradients.Gradients())
             end = time.perf_counter()
         return dict(step=end - start, drawing=drawn - start, adding=sum(spent))
 
     found, load = [], os.getloadavg()
     for size in SIZES:
-        model = BertForPreTraining(BertConfig.preset(size, vocab_size=PIECES), seeded(0, 0, 2)).train()
+        model = FastBertForPreTraining(BertConfig.preset(size, vocab_size=PIECES), seeded(0, 0, 2)).train()
         optimizers = make_optimizers(model, config)
         times = {1: [], 2: []}
         for number in range(rounds + 3):  # three to warm up

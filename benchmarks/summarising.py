@@ -24,10 +24,12 @@ from minibert.evaluation import evaluate
 from minibert.train.recipe import TrainingConfig
 from minibert.data.spans import SENTINELS, Spans
 from minibert.data.stories import stories
-from minibert.data.summarising import (
+from text_pairs import (
     TextPairs, opening_pairs, owner_pairs, text_config, write_answers)
 from minibert.t5 import T5ForConditionalGeneration
 from minibert.tokenizer import WordPieceTokenizer
+from minibert.train.callbacks import Log
+from minibert.train.gradients import Gradients
 from minibert.training import fit
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "summarising.json"
@@ -42,7 +44,7 @@ def loop(steps, seed):
 
 def train(model, examples, steps, seed):
     begun = time.perf_counter()
-    history = fit(model, examples, loop(steps, seed), progress=False)
+    history = fit(model, examples, loop(steps, seed), [Log()], Gradients(precision=loop(steps, seed).precision)).history
     return [round(line["span_loss"], 3) for line in history], time.perf_counter() - begun
 
 

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from minibert.config import BertConfig
+from minibert.speed import FastBertForPreTraining
 from minibert.core.files import write_whole
 from minibert.core.precision import choose_precision, keep_freed_memory
 from minibert.core.seeds import seeded
@@ -30,19 +31,20 @@ from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents, sample_sentences
 from minibert.evaluation import evaluate
 from minibert.gpt import GPTForCausalLM
-from minibert.heads import BertForPreTraining
 from minibert.runs.tasks import KINDS, gpt_config, t5_config, with_dropout
 from minibert.train.optimizers import make_optimizers
 from minibert.train.recipe import PretrainOptions, TrainingConfig
-from minibert.runs.runs import VAL_SEED
-from minibert.measure.side_by_side import (
+from minibert.runs.tasks import VAL_SEED
+from side_by_side import (
     Masked, ask_bert, ask_gpt, ask_t5, facts_right, masked_losses_of_bert,
     masked_losses_of_t5, story_facts, story_texts)
 from minibert.data.spans import Spans, span_sizes
 from minibert.data.stories import next_words, stories, story_nats
 from minibert.t5 import T5ForConditionalGeneration
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import fit, train_step
+from minibert.train.callbacks import Log
+from minibert.train.gradients import Gradients
+from minibert.training import Run, fit, train_step
 from minibert.data.windows import Windows
 
 RAW, BATCH, HELD_OUT = 70, 32, 400  # tokens of text in an example, examples in a step, stories
@@ -69,7 +71,7 @@ def fresh(kind: str, tokenizer: WordPieceTokenizer, seed: int):
     "A tiny model of the kind, without dropout."
     V, g, options = tokenizer.vocab_size, seeded(seed, 0, 2), PretrainOptions(length=RAW + 2)
     if kind == "bert":
-        return BertForPreTraining(with_dropout(BertConfig.preset("tiny", vocab_size=V, max_position_embeddings=RAW + 2), 0.0), g)
+        return FastBertForPreTraining(with_dropout(BertConfig.preset("tiny", vocab_size=V, max_position_embeddings=RAW + 2), 0.0), g)
     if kind == "gpt": return GPTForCausalLM(with_dropout(gpt_config(options, V), 0.0), g)
     return T5ForConditionalGeneration(with_dropout(t5_config(options, V), 0.0), g)
 
@@ -121,7 +123,7 @@ def train(kind: str, seed: int, positions: int, work: Path) -> None:
     tokenizer, text, val = open_texts()
     model, config = fresh(kind, tokenizer, seed), recipe(kind, positions, seed)
     clock = time.process_time()
-    history = fit(model, examples(kind, text, tokenizer, seed), config, progress=False)
+    history = fit(model, examples(kind, text, tokenizer, seed), config, [Log()], Gradients(precision=config.precision)).history
     seconds = time.process_time() - clock
     line = dict(kind=kind, seed=seed, config=asdict(config), parameters=sum(p.numel() for p in model.parameters()),
                 positions=config.steps * BATCH * POSITIONS[kind], processor_seconds=round(seconds, 1),
@@ -141,7 +143,7 @@ def cost(kind: str, tokenizer, text: Corpus) -> dict:
     clocks = []
     for stretch in range(6):
         start = time.process_time()
-        for step in range(5): train_step(model, optimizers, some.batch(step, BATCH), 5 * stretch + step, config)
+        for step in range(5): train_step(Run(model, optimizers, config, 5 * stretch + step), some.batch(step, BATCH), Gradients(precision=config.precision))
         clocks.append((time.process_time() - start) / 5)
     read = BATCH * POSITIONS[kind]
     return dict(positions=POSITIONS[kind], teach=TEACH[kind] / POSITIONS[kind], flops=counter.get_total_flops() / read,

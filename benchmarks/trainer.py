@@ -27,8 +27,10 @@ from minibert.core.precision import choose_precision
 from minibert.data.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
 from minibert.train.recipe import TrainingConfig
-from minibert.runs.runs import VAL_SEED
-from minibert.training import make_sampler, train_step
+from minibert.runs.tasks import VAL_SEED
+from minibert.train.gradients import Gradients
+from minibert.train.trainer import make_sampler
+from minibert.training import Run, train_step
 from minibert.weights import from_hf
 
 
@@ -73,7 +75,7 @@ def train_own(config: BertConfig, sampler, batch_size: int, steps: int, rate: fl
     training = TrainingConfig(steps=steps, batch_size=batch_size, length=sampler.length, warmup=0.0, precision=precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=1e-8, weight_decay=0.0)
     for step in range(steps):
-        line = train_step(model, [optimizer], sampler.batch(step, batch_size), step, training)
+        line = train_step(Run(model, [optimizer], training, step), sampler.batch(step, batch_size), Gradients(precision=precision)).line
         if step % 100 == 99: print(f"step {step + 1}: loss {line['loss']:.3f}", flush=True)
     return model
 

@@ -94,7 +94,7 @@ def record() -> dict[str, str]:
             call("finetune", place / "own", *table, *more, "--out", place / name)
             print(name, flush=True)
         call("probe", place / "own", "--seeds", 1, "--out", place / "probed")
-        found |= floats("evaluated", json.loads(call("evaluate", place / "own", "--dataset", "stories")))
+        found |= floats("evaluated", json.loads(call("evaluate", place / "own", "--dataset", "stories", "--json")))
         for folder in sorted(place.iterdir()):
             if folder.is_dir(): found |= read(folder, folder.name)
     return found

@@ -19,11 +19,11 @@ from minibert.config import BertConfig
 from minibert.core.files import write_whole
 from minibert.core.precision import keep_freed_memory
 from minibert.core.seeds import seeded
-from minibert.heads import BertForPreTraining
 from minibert.train.optimizers import make_optimizers, parameter_groups
 from minibert.train.recipe import TrainingConfig
-from minibert.speed import synthetic_batch
-from minibert.training import train_step
+from minibert.speed import FastBertForPreTraining, synthetic_batch
+from minibert.train.gradients import Gradients
+from minibert.training import Run, train_step
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "speed_update.json"
 CASES = (("tiny", 30522), ("tiny", 8192), ("mini", 8192))
@@ -52,7 +52,7 @@ def measure(size, V, rounds, warm_up=3):
     config = BertConfig.preset(size, vocab_size=V, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     loop, sides = TrainingConfig(optimizer="muon", precision="bfloat16"), {}
     for name, make in dict(before=as_they_come, after=make_optimizers).items():
-        model = BertForPreTraining(config, seeded(0)).train()
+        model = FastBertForPreTraining(config, seeded(0)).train()
         optimizers, spent = make(model, loop), dict(muon=[], adamw=[], step=[])
         for optimizer, part in zip(optimizers, ("muon", "adamw")): timed(optimizer, spent[part])
         sides[name] = model, optimizers, spent
@@ -60,7 +60,7 @@ def measure(size, V, rounds, warm_up=3):
         batch = synthetic_batch(config, n % 8)
         for model, optimizers, spent in list(sides.values())[::1 if n % 2 else -1]:
             start = time.perf_counter()
-            train_step(model, optimizers, batch, n, loop)
+            train_step(Run(model, optimizers, loop, n), batch, Gradients(precision="bfloat16"))
             spent["step"].append(time.perf_counter() - start)
     line = dict(size=size, vocab_size=V, rounds=rounds, threads=torch.get_num_threads())
     for part in ("muon", "adamw", "step"):

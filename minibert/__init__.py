@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .t5 import T5ForConditionalGeneration as T5ForConditionalGeneration
     from .tokenizer import WordPieceTokenizer as WordPieceTokenizer
     from .train.recipe import TrainingConfig as TrainingConfig
-    from .training import fit as fit, pretrain as pretrain
+    from .train.trainer import pretrain as pretrain
+    from .training import fit as fit
     from .weights import (
         from_hf as from_hf, load_pretrained as load_pretrained,
         save_pretrained as save_pretrained, to_hf as to_hf)
@@ -26,7 +27,7 @@ _MODULES = {
     "heads": "BertForPreTraining fill_mask", "gpt": "GPTForCausalLM generate",
     "t5": "T5ForConditionalGeneration", "data.corpus": "Corpus",
     "data.documents": "load_documents", "pairs": "PairSampler",
-    "train.recipe": "TrainingConfig", "training": "fit pretrain",
+    "train.recipe": "TrainingConfig", "training": "fit", "train.trainer": "pretrain",
     "evaluation": "evaluate",
     "weights": "load_pretrained save_pretrained from_hf to_hf",
 }

@@ -1,6 +1,6 @@
 """`python -m minibert` is the command `minibert`."""
 import sys
 
-from .cli.entry import start
+from .cli.main import main
 
-sys.exit(start())
+sys.exit(main())

@@ -10,9 +10,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .nn.attention_parts import check_mask, explicit_is_faster
 from .config import BertConfig
-from .nn.rotary import turn
 
 # %% auto #0
 __all__ = ['attend', 'split_heads', 'merge_heads', 'MultiHeadAttention']
@@ -52,28 +50,32 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        D, bias = config.hidden_size, config.parts.bias
-        self.heads = config.num_attention_heads
+        D, self.heads = config.hidden_size, config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.rotary = config.parts.positions == "rotary"
-        self.query, self.key = nn.Linear(D, D, bias), nn.Linear(D, D, bias)
-        self.value, self.output = nn.Linear(D, D, bias), nn.Linear(D, D, bias)
+        self.query, self.key = nn.Linear(D, D), nn.Linear(D, D)
+        self.value, self.output = nn.Linear(D, D), nn.Linear(D, D)
+
+    def heads_of(
+        self,
+        x: Tensor,  # (B, Q, D): the queries come from it
+        memory: Tensor | None = None,  # (B, S, D): keys and values; None: x
+    ) -> tuple[Tensor, Tensor, Tensor]:  # (B, H, Q, K) and twice (B, H, S, K)
+        "Queries, keys and values, cut into heads."
+        if memory is None: memory = x
+        q, k, v = self.query(x), self.key(memory), self.value(memory)
+        return tuple(split_heads(part, self.heads) for part in (q, k, v))
 
     def forward(
         self,
-        x: Tensor,  # (B, Q, D): the queries come from it
+        x: Tensor,  # (B, Q, D)
         mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
-        memory: Tensor | None = None,  # (B, S, D): keys and values; None: x
-        positions: Tensor | None = None,  # (B, Q): of x in memory; None: 0, 1, ...
-        need_probs: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # (B, Q, D) and the probs (B, H, Q, S) if needed
-        check_mask(mask)
-        if memory is None: memory = x
-        parts = self.query(x), self.key(memory), self.value(memory)
-        q, k, v = (split_heads(part, self.heads) for part in parts)
-        if self.rotary: q, k = turn(q, k, positions)
-        dropout, probs = self.dropout if self.training else 0.0, None
-        explicit = need_probs or explicit_is_faster(q)
-        if explicit: context, probs = attend(q, k, v, mask, dropout)
-        else: context = F.scaled_dot_product_attention(q, k, v, mask, dropout)
-        return self.output(merge_heads(context)), probs
+        memory: Tensor | None = None,  # (B, S, D)
+    ) -> Tensor:  # (B, Q, D)
+        dropout = self.dropout if self.training else 0.0
+        q, k, v = self.heads_of(x, memory)
+        context = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        return self.output(merge_heads(context))
+
+    def probs(self, x: Tensor, mask=None, memory=None) -> Tensor:  # (B, H, Q, S)
+        "The probs behind what `forward` finds: who looks at whom."
+        return attend(*self.heads_of(x, memory), mask)[1]

@@ -5,33 +5,12 @@
 # %% ../nbs/01_config.ipynb #80bd21bb
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
-
-from minibert.hub.config_files import (
-    POSITIONS, check_rotary, config_text, read_config, refuse_foreign, refuse_positions,
-    refuse_unknown)
-from .core.fields import Count, Positive, Rate, Whole, check_fields
-from .core.files import write_whole
 
 # %% auto #0
-__all__ = ['SIZES', 'check_config', 'Parts', 'BertConfig', 'count_parameters']
-
-# %% ../nbs/01_config.ipynb #09d54a5a
-def check_config(config: BertConfig) -> None:
-    "Refuse a config that describes no BERT: a ValueError says which value, and why."
-    check_fields(config)
-    D, H = config.hidden_size, config.num_attention_heads
-    if D % H:
-        raise ValueError(
-            f"hidden_size {D} cannot be cut into {H} heads of equal width: "
-            f"choose a multiple of {H}."
-        )
-    check_rotary(config)
-    pad, V = config.pad_token_id, config.vocab_size
-    if pad >= V:
-        raise ValueError(f"pad_token_id is {pad}: give an id from 0 to {V - 1}.")
+__all__ = ['SIZES', 'BertConfig', 'count_parameters']
 
 # %% ../nbs/01_config.ipynb #e011f345
 SIZES = {  # name: (layers, D, H)
@@ -42,88 +21,61 @@ SIZES = {  # name: (layers, D, H)
     "base": (12, 768, 12),
 }
 
-
-def _named_size(size: str) -> dict:
-    if size not in SIZES:
-        sizes = ", ".join(SIZES)
-        raise ValueError(f"There is no size {size!r}: choose one of {sizes}.")
-    names = ("num_hidden_layers", "hidden_size", "num_attention_heads")
-    values = dict(zip(names, SIZES[size]))
-    return values | {"intermediate_size": 4 * values["hidden_size"]}
-
-# %% ../nbs/01_config.ipynb #5504992b
-@dataclass(frozen=True)
-class Parts:
-    "What a model's layers are made of; the defaults are BERT's."
-
-    norm: Literal["layer", "rms"] = "layer"  # rms: the mean isn't subtracted, no bias
-    norm_first: bool = False  # True: before each sublayer, not after each sum
-    gated: bool = False  # a second map multiplies the activations of the feed-forward
-    bias: bool = True  # in linear maps and LayerNorms
-    positions: Literal["absolute", "rotary", "none"] = "absolute"  # absolute: a table
-
-    def __post_init__(self): check_fields(self)
-
 # %% ../nbs/01_config.ipynb #4a09068f
 @dataclass(frozen=True)
 class BertConfig:
-    "The sizes of a BERT, in Hugging Face's names; ValueError if they're impossible."
+    "The sizes of a BERT, in Hugging Face's names."
 
-    vocab_size: Count = 30522  # V
-    hidden_size: Count = 768  # D
-    num_hidden_layers: Count = 12
-    num_attention_heads: Count = 12  # H
-    intermediate_size: Count = 3072  # I
-    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"  # gelu is exact
-    hidden_dropout_prob: Rate = 0.1
-    attention_probs_dropout_prob: Rate = 0.1
-    max_position_embeddings: Count = 512  # the largest S
-    type_vocab_size: Count = 2
-    initializer_range: Positive = 0.02
-    layer_norm_eps: Positive = 1e-12
-    pad_token_id: Whole = 0
-    model_type: Literal["bert", "roformer"] = "bert"  # roformer: rotary positions
+    vocab_size: int = 30522  # V
+    hidden_size: int = 768  # D
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12  # H
+    intermediate_size: int = 3072  # I
+    hidden_act: str = "gelu"  # the exact one; gelu_new, relu
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512  # the largest S
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    model_type: str = "bert"
 
-    def __post_init__(self): check_config(self)
+    def __post_init__(self):
+        D, H = self.hidden_size, self.num_attention_heads
+        assert D % H == 0, f"hidden_size {D} is no multiple of {H} heads"
 
     @property
     def head_size(self) -> int:
         "K, the width of one head."
         return self.hidden_size // self.num_attention_heads
 
-    @property
-    def parts(self) -> Parts:
-        "What the layers are made of: BERT's own, except a RoFormer's positions."
-        return Parts(positions=POSITIONS[self.model_type])
-
     @classmethod
     def preset(cls, size: str = "base", **changes) -> BertConfig:
         "The named size (`tiny mini small medium base`), with any field changed."
-        refuse_unknown(changes, {field.name for field in fields(cls)}, strict=True)
-        return cls(**_named_size(size) | changes)
+        layers, D, H = SIZES[size]
+        sizes = dict(num_hidden_layers=layers, hidden_size=D, num_attention_heads=H)
+        return cls(**sizes | dict(intermediate_size=4 * D) | changes)
 
     @classmethod
     def from_dict(cls, values: dict) -> BertConfig:
-        "A config from Hugging Face's names; theirs that change nothing are ignored."
+        "A config from Hugging Face's names; those that we don't know are left out."
         names = {field.name for field in fields(cls)}
-        refuse_foreign(values)
-        refuse_positions(values)
-        refuse_unknown(values, names)
         return cls(**{name: values[name] for name in values.keys() & names})
 
     @classmethod
     def from_json_file(cls, path: str | Path) -> BertConfig:
         "A config from a `config.json` as Hugging Face writes it."
-        return cls.from_dict(read_config(path))
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf8")))
 
     def to_dict(self) -> dict:
-        "The fields, and two more that Hugging Face's RoFormer asks for."
-        if self.model_type == "bert": return asdict(self)
-        return asdict(self) | dict(rotary_value=False, embedding_size=self.hidden_size)
+        "The fields by name."
+        return asdict(self)
 
     def to_json_file(self, path: str | Path) -> None:
         "Write a `config.json` that Hugging Face reads as its own."
-        write_whole(path, config_text(self.to_dict()))
+        text = json.dumps(self.to_dict(), indent=2) + "\n"
+        Path(path).write_text(text, encoding="utf8")
 
 # %% ../nbs/01_config.ipynb #3760564f
 def count_parameters(
@@ -131,10 +83,10 @@ def count_parameters(
 ) -> dict[str, int]:  # by part; then "model", the sum without heads, and "total"
     "How many numbers a BERT learns, all layers together, by arithmetic alone."
     V, D, I = config.vocab_size, config.hidden_size, config.intermediate_size
-    L, learned = config.num_hidden_layers, config.parts.positions == "absolute"
+    L, P = config.num_hidden_layers, config.max_position_embeddings
     model = {
         "words": V * D,
-        "positions": config.max_position_embeddings * D if learned else 0,
+        "positions": P * D,
         "segments": config.type_vocab_size * D,
         "embedding norm": 2 * D,
         "attention": L * 4 * (D * D + D),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from .config import BertConfig
-from .nn.inputs import check_length
 
 # %% auto #0
 __all__ = ['Embeddings']
@@ -20,10 +19,9 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        D, places = config.hidden_size, config.max_position_embeddings
-        absolute = config.parts.positions == "absolute"
+        D = config.hidden_size
         self.word_embeddings = nn.Embedding(config.vocab_size, D, config.pad_token_id)
-        self.position_embeddings = nn.Embedding(places, D) if absolute else None
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, D)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, D)
         self.norm = nn.LayerNorm(D, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -34,9 +32,8 @@ class Embeddings(nn.Module):
         token_type_ids: Tensor | None = None,  # (B, S), all 0 where not given
     ) -> Tensor:  # (B, S, D)
         if token_type_ids is None: token_type_ids = torch.zeros_like(input_ids)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         hidden = self.word_embeddings(input_ids)
         hidden = hidden + self.token_type_embeddings(token_type_ids)
-        if (table := self.position_embeddings) is not None:
-            check_length(input_ids.shape[1], len(table.weight))
-            hidden = hidden + table.weight[: input_ids.shape[1]]
+        hidden = hidden + self.position_embeddings(positions)
         return self.dropout(self.norm(hidden))

@@ -5,25 +5,33 @@
 # %% ../nbs/05_encoder.ipynb #acf316d3
 from __future__ import annotations
 
+from functools import partial
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
-from .nn.attention_parts import take_mask_rows, take_rows
 from .config import BertConfig
-from .nn.parts import GatedFeedForward, activation, make_norm
 
 # %% auto #0
-__all__ = ['FeedForward', 'EncoderLayer', 'PreNormLayer', 'Encoder']
+__all__ = ['ACTIVATIONS', 'FeedForward', 'EncoderLayer', 'Encoder']
 
 # %% ../nbs/05_encoder.ipynb #f34fd699
+ACTIVATIONS = {
+    "gelu": F.gelu,  # the exact one, with erf
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
 class FeedForward(nn.Module):
     "Two linear maps with an activation between them, at each position alone."
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        D, I, bias = config.hidden_size, config.intermediate_size, config.parts.bias
-        self.up, self.down = nn.Linear(D, I, bias), nn.Linear(I, D, bias)
-        self.activation = activation(config.hidden_act)
+        D, I = config.hidden_size, config.intermediate_size
+        self.up, self.down = nn.Linear(D, I), nn.Linear(I, D)
+        self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(
         self,
@@ -35,13 +43,16 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     "Attention, then feed-forward; after each: dropout, add, norm (post-norm)."
 
+    attention_class = MultiHeadAttention
+    feed_forward_class = FeedForward
+
     def __init__(self, config: BertConfig):
         super().__init__()
-        gated = config.parts.gated
-        self.attention = MultiHeadAttention(config)
-        self.attention_norm = make_norm(config)
-        self.feed_forward = GatedFeedForward(config) if gated else FeedForward(config)
-        self.output_norm = make_norm(config)
+        D, eps = config.hidden_size, config.layer_norm_eps
+        self.attention = self.attention_class(config)
+        self.attention_norm = nn.LayerNorm(D, eps)
+        self.feed_forward = self.feed_forward_class(config)
+        self.output_norm = nn.LayerNorm(D, eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -49,51 +60,26 @@ class EncoderLayer(nn.Module):
         x: Tensor,  # (B, Q, D)
         mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
         memory: Tensor | None = None,  # (B, S, D): gives keys and values; None: x
-        positions: Tensor | None = None,  # (B, Q): of x in the memory; None: 0, 1, ...
-        need_probs: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # (B, Q, D); the probs where needed
-        attended, probs = self.attention(x, mask, memory, positions, need_probs)
-        x = self.attention_norm(x + self.dropout(attended))
-        return self.output_norm(x + self.dropout(self.feed_forward(x))), probs
-
-# %% ../nbs/05_encoder.ipynb #4e365eae
-class PreNormLayer(EncoderLayer):
-    "The same parts, but each sublayer reads a normed x, and the sum is not normed."
-
-    def forward(self, x, mask=None, memory=None, positions=None, need_probs=False):
-        "Takes and returns what `EncoderLayer` does."
-        normed = self.attention_norm(x)
-        if memory is not None: memory = self.attention_norm(memory)
-        attended, probs = self.attention(normed, mask, memory, positions, need_probs)
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.feed_forward(self.output_norm(x))), probs
+    ) -> Tensor:  # (B, Q, D)
+        x = self.attention_norm(x + self.dropout(self.attention(x, mask, memory)))
+        return self.output_norm(x + self.dropout(self.feed_forward(x)))
 
 # %% ../nbs/05_encoder.ipynb #ae6e2c02
 class Encoder(nn.Module):
-    "The stack of layers; with `rows`, the last one computes these positions only."
+    "The stack of layers, and the state after each."
+
+    layer_class = EncoderLayer
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        first = config.parts.norm_first
-        layer, count = PreNormLayer if first else EncoderLayer, config.num_hidden_layers
-        self.layers = nn.ModuleList(layer(config) for _ in range(count))
-        self.norm = make_norm(config) if first else None
+        count = config.num_hidden_layers
+        self.layers = nn.ModuleList(self.layer_class(config) for _ in range(count))
 
     def forward(
         self,
         hidden: Tensor,  # (B, S, D)
         mask: Tensor | None = None,  # broadcasts to (B, H, S, S), added to the scores
-        rows: Tensor | None = None,  # (B, R): positions that the last layer computes
-        need_probs: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor | None]]:  # layers + 1 states; probs by layer
-        states, probs = [hidden], []
-        for layer in self.layers:
-            inputs = hidden, mask, None, None  # x, mask, memory, positions
-            if rows is not None and layer is self.layers[-1]:
-                few = take_rows(hidden, rows), take_mask_rows(mask, rows)
-                inputs = *few, hidden, rows
-            hidden, layer_probs = layer(*inputs, need_probs)
-            states.append(hidden)
-            probs.append(layer_probs)
-        if self.norm is not None: states[-1] = self.norm(hidden)
-        return states, probs
+    ) -> list[Tensor]:  # layers + 1 of (B, S, D), the first is what came in
+        states = [hidden]
+        for layer in self.layers: states.append(layer(states[-1], mask))
+        return states

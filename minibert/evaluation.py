@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .measure.predictions import Predictions
 from .measure.baselines import Bigrams, Chosen, words_whole
-from .measure.evaluable import Evaluable, ask_examples
 from .data.stories import Story
 
 # %% auto #0
@@ -28,9 +27,8 @@ def wilson(
     n: int,
     z: float = Z,
 ) -> tuple[float, float]:  # low, high
-    "The 95 % interval of a share, hits of n (Wilson 1927); ValueError if it is none."
-    if not 0 <= hits <= n or n < 1:
-        raise ValueError(f"{hits} hits of {n} are no share: give 0 to n hits, n > 0.")
+    "The 95 % interval of a share, hits of n (Wilson 1927)."
+    assert 0 <= hits <= n, f"{hits} hits of {n} are no share"
     share = float(hits / n)
     half = z * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
     middle, whole = share + z * z / (2 * n), 1 + z * z / n
@@ -42,13 +40,9 @@ def row_interval(
     row: np.ndarray,  # (N,) the example of each: examples are independent
 ) -> tuple[float, float]:  # low, high
     "The 95 % interval of a mean over answers that come in examples of unequal length."
-    if not np.isfinite(values).all():
-        raise ValueError("A value is not a finite number, so its mean has no interval: "
-                         "give losses, or right and wrong.")
     n, sums = np.bincount(row), np.bincount(row, values)
     n, sums = n[n > 0], sums[n > 0]
-    if len(n) < 2:
-        raise ValueError("One example has no spread: give two or more, of a longer text.")
+    assert len(n) > 1, "one example has no standard deviation"
     mean = sums.sum() / n.sum()
     variance = ((sums - mean * n) ** 2).sum() * len(n) / (len(n) - 1) / n.sum() ** 2
     half = Z * variance ** 0.5
@@ -90,10 +84,8 @@ def by_tag(
     sampler,  # the one that asked
     stories: Sequence[Story],  # those that its corpus was built from
 ) -> dict[str, dict]:  # part of speech -> n, accuracy, interval, loss
-    "Accuracy by part of speech; ValueError where a story word is not one piece."
-    if not words_whole(sampler, stories):
-        raise ValueError("A part of speech belongs to a word, and this vocabulary cuts "
-                         "story words into pieces: learn one with more pieces.")
+    "Accuracy by part of speech; each story word must be one piece."
+    assert words_whole(sampler, stories), "this vocabulary cuts story words into pieces"
     tags = np.array([tag for story in stories for row in story.tags for tag in row])
     return accuracy_by(predictions, tags[chosen.position])
 
@@ -103,8 +95,6 @@ def calibration(
     bins: int = 10,  # equally wide, from 0 to 1
 ) -> dict:  # ece; bins: low, high, n, confidence, accuracy of each that is not empty
     "How far the probability of the prediction is from how often it is right."
-    if not len(predictions.label):
-        raise ValueError("There is no answer to measure: give one or more.")
     which, table = np.minimum((predictions.top * bins).astype(int), bins - 1), []
     for k in np.unique(which):
         top, right = predictions.top[which == k], predictions.right[which == k]
@@ -116,18 +106,20 @@ def calibration(
 # %% ../nbs/11_evaluation.ipynb #9b4ef00c
 def evaluate(
     model: nn.Module,  # what the examples' `figures` takes
-    examples: Evaluable,  # of held-out text; the same questions for every model
+    examples,  # of held-out text: has `figures` and `baselines`
     *,
     batches: int = 50,
     batch_size: int = 32,
 ) -> dict[str, float | list]:  # NAME_interval, where there is one, is [low, high]
     "Held-out figures with 95 % intervals, and their baselines; ready for JSON."
-    report = {}
-    for name, value in ask_examples(model, examples, batches, batch_size).items():
-        if not isinstance(value, tuple):
+    figures, report = examples.figures(model, batches, batch_size), {}
+    for name, value in (figures | examples.baselines(batches, batch_size)).items():
+        values, rows = value if isinstance(value, tuple) else (value, None)
+        if not np.isfinite(values).all():
+            raise FloatingPointError(f"{name} is {values}")
+        if rows is None:
             report[name] = value
             continue
-        values, rows = value
         report[name] = float(values.mean())
         if values.dtype == bool: interval = wilson(int(values.sum()), len(values))
         elif len(set(rows)) == 1: continue  # one example alone has no interval

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .train.callbacks import Callback
+from .train.callbacks import Measure
 from .train.checkpoints import best_checkpoint
-from .nn.classifier_parts import ClassifierConfig, ClassifierOutput, pool
-from .config import BertConfig
+from .nn.classifier_parts import (
+    ClassifierConfig, ClassifierOutput, make_encoder, pool, sizes_of)
 from .evaluation import row_interval, wilson
 from .hub.files import read_weights
-from .data.labelled import ExampleSampler, ask, judge
+from .data.labels import ExampleSampler, ask, judge
 from .model import BertModel, initialise_
 from .train.processes import join_processes, share_weights_
 from .train.recipe import TrainingConfig
-from .training import fit
+from .train.trainer import train_model
+from .training import Callback
 
 # %% auto #0
 __all__ = ['BertClassifier', 'KeepBest', 'finetune', 'fit_linear', 'train_frozen', 'accuracy_figures', 'difference']
@@ -40,7 +40,7 @@ class BertClassifier(nn.Module):
         super().__init__()
         rate = bert.config.hidden_dropout_prob if dropout is None else dropout
         self.config = ClassifierConfig(
-            **asdict(bert.config), labels=tuple(names), pooling=pooling,
+            **sizes_of(bert.config), labels=tuple(names), pooling=pooling,
             classifier_dropout=rate)
         self.names, self.pooling = self.config.labels, pooling
         self.bert, self.dropout = bert, nn.Dropout(rate)
@@ -50,9 +50,7 @@ class BertClassifier(nn.Module):
     @classmethod
     def from_config(cls, config: ClassifierConfig) -> BertClassifier:
         "A classifier of these sizes with fresh weights."
-        names = [field.name for field in fields(BertConfig)]
-        sizes = {name: getattr(config, name) for name in names}
-        return cls(BertModel(BertConfig(**sizes)), config.labels, config.pooling,
+        return cls(make_encoder(config), config.labels, config.pooling,
                    config.classifier_dropout)
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
@@ -69,19 +67,19 @@ class BertClassifier(nn.Module):
         return ClassifierOutput(loss, logits, dict(label=loss))
 
 # %% ../nbs/19_finetuning.ipynb #5f1d5354
-class KeepBest(Callback):
+class KeepBest(Measure):
     "Measures by the part set aside, and remembers the weights of the lowest loss."
 
     def __init__(self, val: ExampleSampler, remember: bool = True):
         self.val, self.remember = val, remember
-        self.loss, self.state = math.inf, None
+        self.loss, self.weights = math.inf, None
 
     def measure(self, model: BertClassifier) -> dict[str, float]:
         "val_loss and val_accuracy."
         figures = judge(ask(model, self.val), self.val.examples.labels)
         if self.remember and figures["val_loss"] < self.loss:
             self.loss, state = figures["val_loss"], model.state_dict()
-            self.state = {name: value.clone() for name, value in state.items()}
+            self.weights = {name: value.clone() for name, value in state.items()}
         return figures
 
 # %% ../nbs/19_finetuning.ipynb #05778418
@@ -92,20 +90,20 @@ def finetune(
     config: TrainingConfig,
     folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
     *,
-    callbacks: Iterable[Callback] = (),  # who else looks on
-    **options,  # resume, progress: see `fit`
+    callbacks: Sequence[Callback] = (),
+    **options,  # resume, progress: see `train_model`
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Train every weight on labelled texts, where the model is; Ctrl-C saves and stops."
     best = KeepBest(val, remember=folder is None)
     about = dict(val=val.info,
                  head=dict(pooling=model.pooling, dropout=model.dropout.p))
-    history = fit(model, train, config, folder, about=about,
-                  callbacks=[best, *callbacks], **options)
+    run = train_model(model, train, config, folder, about=about,
+                      callbacks=[best, *callbacks], **options)
     if join_processes()[0] == 0:
-        if folder: best.state = read_weights(best_checkpoint(folder)[0], model)
-        model.load_state_dict(best.state)
+        if folder: best.weights = read_weights(best_checkpoint(folder), model)
+        model.load_state_dict(best.weights)
     share_weights_(model)
-    return history
+    return run.history
 
 # %% ../nbs/19_finetuning.ipynb #ccb9c50f
 def fit_linear(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
@@ -14,20 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attend, merge_heads, split_heads
-from .config import Parts
-from .hub.config_files import refuse_other, refuse_unknown
-from .core.fields import Count, Positive, Rate, check_fields
+from .attention import MultiHeadAttention
 from .core.seeds import seeded
-from .encoder import Encoder
-from .nn.inputs import checked, score_dtype
-from .nn.losses import check_labels, mean_loss
-from .model import initialise_
-from .nn.prompts import check_prompt, check_sampling, encode_prompts
+from .encoder import Encoder, EncoderLayer
+from .model import additive_mask, initialise_
+from .nn.sampling import draw
 
 # %% auto #0
-__all__ = ['causal_mask', 'GPTConfig', 'CausalOutput', 'GPTForCausalLM', 'next_token_probs', 'draw', 'extend_layer',
-           'next_logits', 'generate', 'continue_texts']
+__all__ = ['causal_mask', 'GPTConfig', 'GPTLayer', 'GPTEncoder', 'CausalOutput', 'GPTForCausalLM', 'KVCache', 'with_cache',
+           'next_logits', 'forget', 'generate']
 
 # %% ../nbs/20_gpt.ipynb #b6a96cde
 def causal_mask(
@@ -35,45 +31,39 @@ def causal_mask(
     queries: int,  # Q: the last Q of the S tokens ask
     dtype: torch.dtype,
 ) -> Tensor:  # (B, 1, Q, S), added to the scores
-    "0 where a token may look: at itself and at real tokens before it."
+    "0 where a token may look: at itself, and at real tokens before it."
     S = real.shape[1]
-    allowed = torch.ones(queries, S, dtype=torch.bool, device=real.device)
-    allowed = allowed.tril(S - queries) & real[:, None, None].bool()
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=real.device)
-    return mask.masked_fill(~allowed, torch.finfo(dtype).min)
+    past = torch.ones(queries, S, dtype=torch.bool, device=real.device).tril(S - queries)
+    itself = past.triu(S - queries)
+    return additive_mask(past & real[:, None].bool() | itself, dtype)
 
 # %% ../nbs/20_gpt.ipynb #af395b35
-_ONLY = dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False,
-             add_cross_attention=False, tie_word_embeddings=True)
-
-
 @dataclass(frozen=True)
 class GPTConfig:
-    "The sizes of a GPT-2, in Hugging Face's names; ValueError if they're impossible."
+    "The sizes of a GPT-2, in Hugging Face's names."
 
-    vocab_size: Count = 50257  # V
-    n_positions: Count = 1024  # the largest S
-    n_embd: Count = 768  # D
-    n_layer: Count = 12
-    n_head: Count = 12  # H
-    n_inner: Count | None = None  # I; None: 4 D
-    activation_function: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # tanh's
-    resid_pdrop: Rate = 0.1
-    embd_pdrop: Rate = 0.1
-    attn_pdrop: Rate = 0.1
-    layer_norm_epsilon: Positive = 1e-5
-    initializer_range: Positive = 0.02
-    model_type: Literal["gpt2"] = "gpt2"
+    vocab_size: int = 50257  # V
+    n_positions: int = 1024  # the largest S
+    n_embd: int = 768  # D
+    n_layer: int = 12
+    n_head: int = 12  # H
+    n_inner: int | None = None  # I; None: 4 D
+    activation_function: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # with tanh
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    model_type: str = "gpt2"
 
     def __post_init__(self):
-        check_fields(self)
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd {self.n_embd} cannot be cut into {self.n_head} "
-                             f"heads: choose a multiple of {self.n_head}.")
+        D, H = self.n_embd, self.n_head
+        assert D % H == 0, f"n_embd {D} is no multiple of {H} heads"
 
-    parts = Parts(norm_first=True)
     hidden_size = property(lambda self: self.n_embd)
-    head_size = property(lambda self: self.n_embd // self.n_head)
     num_hidden_layers = property(lambda self: self.n_layer)
     num_attention_heads = property(lambda self: self.n_head)
     intermediate_size = property(lambda self: self.n_inner or 4 * self.n_embd)
@@ -86,11 +76,36 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> GPTConfig:
-        "A config from Hugging Face's names; theirs that change nothing are ignored."
+        "A config from Hugging Face's names; those that we don't know are left out."
         names = {field.name for field in fields(cls)}
-        refuse_other(values, _ONLY)
-        refuse_unknown(values, names, kind="GPTConfig")
         return cls(**{name: values[name] for name in values.keys() & names})
+
+# %% ../nbs/20_gpt.ipynb #82df1197
+class GPTLayer(EncoderLayer):
+    "The parts of `EncoderLayer` in pre-norm order: each sublayer reads a normed x."
+
+    def forward(
+        self,
+        x: Tensor,  # (B, Q, D)
+        mask: Tensor | None = None,  # broadcasts to (B, H, Q, S), added to the scores
+    ) -> Tensor:  # (B, Q, D)
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        return x + self.dropout(self.feed_forward(self.output_norm(x)))
+
+
+class GPTEncoder(Encoder):
+    "The stack of layers, with a norm after the last one."
+
+    layer_class = GPTLayer
+
+    def __init__(self, config: GPTConfig):
+        super().__init__(config)
+        self.norm = nn.LayerNorm(config.n_embd, config.layer_norm_epsilon)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        "The states as `Encoder` gives them, the last one normed."
+        *states, last = super().forward(hidden, mask)
+        return [*states, self.norm(last)]
 
 # %% ../nbs/20_gpt.ipynb #d018e056
 @dataclass
@@ -100,19 +115,21 @@ class CausalOutput:
     loss: Tensor | None  # the sum of `losses`; None without labels
     logits: Tensor  # (B, S, V); with labels (N, V), where a next token is predicted
     losses: dict[str, Tensor]  # the mean "clm", where labels are given
-    hidden_states: tuple[Tensor, ...] | None = None  # layers + 1 of (B, S, D)
-    attentions: tuple[Tensor, ...] | None = None  # layers of (B, H, S, S)
+    hidden_states: list[Tensor]  # layers + 1 of (B, S, D)
 
 # %% ../nbs/20_gpt.ipynb #5d9179a6
 class GPTForCausalLM(nn.Module):
     "GPT-2: pre-norm layers under a causal mask, and the word table as the head."
+
+    encoder_class, loss_function = GPTEncoder, staticmethod(F.cross_entropy)
 
     def __init__(self, config: GPTConfig, generator: torch.Generator | None = None):
         super().__init__()
         self.config, D = config, config.n_embd
         self.words = nn.Embedding(config.vocab_size, D)
         self.positions = nn.Embedding(config.n_positions, D)
-        self.dropout, self.encoder = nn.Dropout(config.embd_pdrop), Encoder(config)
+        self.dropout = nn.Dropout(config.embd_pdrop)
+        self.encoder = self.encoder_class(config)
         std = config.initializer_range
         initialise_(self, std, generator)
         for layer in self.encoder.layers:
@@ -125,97 +142,80 @@ class GPTForCausalLM(nn.Module):
         labels = batch.get("labels")
         return {} if labels is None else {"clm": int((labels[:, 1:] != -100).sum())}
 
+    def states(
+        self,
+        input_ids: Tensor,  # (B, Q)
+        attention_mask: Tensor | None = None,  # (B, S), 1 = real; these are the last Q
+        position_ids: Tensor | None = None,  # (B, Q); None: 0, 1, ...
+    ) -> list[Tensor]:  # layers + 1 of (B, Q, D)
+        "What the layers make of the tokens, the last state normed."
+        Q, device = input_ids.shape[1], input_ids.device
+        if attention_mask is None: attention_mask = torch.ones(1, Q, device=device)
+        if position_ids is None: position_ids = torch.arange(Q, device=device)
+        hidden = self.dropout(self.words(input_ids) + self.positions(position_ids))
+        return self.encoder(hidden, causal_mask(attention_mask, Q, hidden.dtype))
+
     def forward(
         self,
         input_ids: Tensor,  # (B, S)
         attention_mask: Tensor | None = None,  # (B, S), 1 = real
         position_ids: Tensor | None = None,  # (B, S); None: 0, 1, ...
         labels: Tensor | None = None,  # (B, S), shifted here; -100 = not predicted
-        output_hidden_states: bool = False, output_attentions: bool = False,
     ) -> CausalOutput:
-        check_labels(input_ids, labels, None)
-        with checked(self.config, input_ids, attention_mask=attention_mask):
-            hidden = self.words(input_ids)
-        if position_ids is None:
-            position_ids = torch.arange(hidden.shape[1], device=hidden.device)
-        hidden = self.dropout(hidden + self.positions(position_ids))
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        mask = causal_mask(real, hidden.shape[1], score_dtype(hidden))
-        states, probs = self.encoder(hidden, mask, need_probs=output_attentions)
+        states = self.states(input_ids, attention_mask, position_ids)
         hidden, losses = states[-1], {}
         if labels is not None:
-            asked = labels[:, 1:] != -100
-            hidden = hidden[:, :-1][asked]
+            targets = labels[:, 1:]
+            hidden, targets = hidden[:, :-1][targets != -100], targets[targets != -100]
         logits = F.linear(hidden, self.words.weight)
-        if labels is not None:
-            losses["clm"] = mean_loss("labels", logits, labels[:, 1:][asked])
-        return CausalOutput(
-            losses.get("clm"), logits, losses,
-            tuple(states) if output_hidden_states else None,
-            tuple(probs) if output_attentions else None)
-
-# %% ../nbs/20_gpt.ipynb #c5638c5c
-def next_token_probs(
-    logits: Tensor,  # (B, V)
-    temperature: float = 1.0,  # below 1: the likely ones get likelier
-    top_k: int | None = None,  # only the k likeliest; equals of the last stay too
-    top_p: float | None = None,  # only the likeliest that reach p together
-) -> Tensor:  # (B, V)
-    "The probabilities that the next token is drawn with (Holtzman et al. 2020)."
-    logits = logits.double() / temperature
-    if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if top_p is not None:
-        sorted_, order = logits.softmax(-1).sort(descending=True, stable=True)
-        before = sorted_.cumsum(-1) - sorted_  # of the likelier ones
-        gone = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
-        logits = logits.masked_fill(gone, -torch.inf)
-    return logits.softmax(-1)
-
-# %% ../nbs/20_gpt.ipynb #ddbf61cb
-def draw(
-    logits: Tensor,  # (B, V)
-    temperature: float, top_k: int | None, top_p: float | None,  # as above
-    generator: torch.Generator,
-) -> Tensor:  # (B,)
-    "One token for each row; the likeliest where the temperature is 0."
-    if temperature == 0: return logits.argmax(-1)
-    probs = next_token_probs(logits, temperature, top_k, top_p).cpu()
-    return torch.multinomial(probs, 1, generator=generator)[:, 0].to(logits.device)
+        if labels is not None: losses["clm"] = self.loss_function(logits, targets)
+        return CausalOutput(losses.get("clm"), logits, losses, states)
 
 # %% ../nbs/20_gpt.ipynb #9f46a369
-def extend_layer(
-    layer: nn.Module,  # a PreNormLayer
-    x: Tensor,  # (B, Q, D): new tokens
-    mask: Tensor,  # (B, 1, Q, S)
-    kept: list[Tensor],  # [], or keys and values of earlier tokens; the new ones join
-) -> Tensor:  # (B, Q, D)
-    "What the layer gives for new tokens, with the keys and values of the earlier ones."
-    attention, normed = layer.attention, layer.attention_norm(x)
-    parts = attention.query(normed), attention.key(normed), attention.value(normed)
-    q, *new = (split_heads(part, attention.heads) for part in parts)
-    kept[:] = [torch.cat(both, 2) for both in zip(kept, new)] if kept else new
-    x = x + attention.output(merge_heads(attend(q, *kept, mask)[0]))
-    return x + layer.feed_forward(layer.output_norm(x))
+class KVCache:
+    "A forward hook: what a map has made of earlier tokens comes before the new ones."
+
+    kept = None
+
+    def __call__(self, map_: nn.Module, inputs: tuple, new: Tensor) -> Tensor:
+        "(B, Q, D) of new tokens becomes (B, S, D) of all so far."
+        self.kept = new if self.kept is None else torch.cat([self.kept, new], 1)
+        return self.kept
+
+
+def with_cache(
+    model: nn.Module,  # any with attention inside
+) -> nn.Module:  # in eval mode
+    "A copy that shares the weights, and keeps the keys and values of what it reads."
+    reader = deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    for part in reader.modules():
+        if isinstance(part, MultiHeadAttention):
+            for map_ in part.key, part.value: map_.register_forward_hook(KVCache())
+    return reader.eval()
 
 # %% ../nbs/20_gpt.ipynb #6307ee08
 def next_logits(
-    model: GPTForCausalLM,
+    reader: GPTForCausalLM,  # with a cache
     ids: Tensor,  # (B, Q): new tokens
     real: Tensor,  # (B, S): 1 = real, of all tokens so far, the new ones last
-    cache: list[list[Tensor]],  # a list for each layer, [] at first; it grows
 ) -> Tensor:  # (B, V): what comes after the last token
     "The logits after the new tokens, computed from them and the cache alone."
-    Q, S = ids.shape[1], real.shape[1]
-    positions = (real.cumsum(1) - 1).clamp(min=0)[:, S - Q:]
-    hidden = model.words(ids) + model.positions(positions)
-    mask = causal_mask(real, Q, hidden.dtype)
-    for layer, kept in zip(model.encoder.layers, cache, strict=True):
-        hidden = extend_layer(layer, hidden, mask, kept)
-    return F.linear(model.encoder.norm(hidden[:, -1]), model.words.weight)
+    positions = (real.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]
+    with torch.no_grad():
+        last = reader.states(ids, real, positions)[-1][:, -1]
+        return F.linear(last, reader.words.weight)
 
 # %% ../nbs/20_gpt.ipynb #40bdbe5c
+def forget(
+    real: Tensor,  # (B, S): 1 = real, 0 = padding on the left
+    room: int,  # how many tokens the model reads
+) -> Tensor:  # (B, S)
+    "A row with more real tokens than that keeps the last half of `room`, at least one."
+    from_right = real.flip(1).cumsum(1).flip(1)
+    full = real.sum(1, keepdim=True) > room
+    return real * (~full | (from_right <= max(1, room // 2)))
+
+
 def generate(
     model: GPTForCausalLM,
     ids: Tensor,  # (B, S): the prompts, padded on the left
@@ -228,23 +228,18 @@ def generate(
     seed: int = 0,
     stop: int | None = None,  # the id that ends a text
 ) -> Iterator[Tensor]:  # (B,) after (B,), until all rows have stopped
-    "Continue texts, token by token; ValueError for what can't be continued."
-    check_prompt(ids, real, tokens, model.config.n_positions, model.config.vocab_size)
-    check_sampling(temperature, top_k, top_p)
-    if real is None: real = torch.ones_like(ids)
-    return _steps(model, ids, real, tokens, stop, lambda logits, step: draw(
-        logits, temperature, top_k, top_p, seeded(seed, step)))
-
-
-def _steps(model, ids, real, tokens, stop, choose):
-    room, text, cache = model.config.n_positions, ids, [[] for _ in model.encoder.layers]
+    "Continue texts, token by token."
+    real = torch.ones_like(ids) if real is None else real
+    text, reader, room = ids, with_cache(model), model.config.n_positions
     ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     for step in range(tokens):
-        if real.shape[1] > room:  # slide
-            text, real = text[:, -(room // 2):], real[:, -(room // 2):]
-            ids, cache = text, [[] for _ in cache]
-        with torch.no_grad(): logits = next_logits(model, ids, real, cache)
-        token = choose(logits, step)
+        if (real.sum(1) > room).any():
+            real = forget(real, room)
+            begin = real.any(0).int().argmax()  # what is padding in all rows goes
+            text, real, reader = text[:, begin:], real[:, begin:], with_cache(model)
+            ids = text
+        logits = next_logits(reader, ids, real)
+        token = draw(logits, temperature, top_k, top_p, seeded(seed, step))
         if stop is not None:
             token = token.where(~ended, stop)
             ended = ended | (token == stop)
@@ -252,22 +247,3 @@ def _steps(model, ids, real, tokens, stop, choose):
         if ended.all(): return
         ids = token[:, None]
         text, real = torch.cat([text, ids], 1), torch.cat([real, torch.ones_like(ids)], 1)
-
-# %% ../nbs/20_gpt.ipynb #7080ff90
-def continue_texts(
-    model: GPTForCausalLM,
-    tokenizer,  # a WordPieceTokenizer; its [SEP] begins and ends a document
-    prompts: list[str],  # "" asks for a new text
-    tokens: int = 100,
-    samples: int = 1,  # of each prompt
-    **how,  # temperature, top_k, top_p, seed: see `generate`
-) -> list[str]:  # prompt by prompt, each with its samples
-    "What the model writes after each prompt, up to the end of the document."
-    wanted = [prompt for prompt in prompts for _ in range(samples)]
-    ids, real = encode_prompts(tokenizer, wanted, start=tokenizer.sep_id)
-    device = model.words.weight.device
-    steps = generate(model, ids.to(device), tokens, real=real.to(device),
-                     stop=tokenizer.sep_id, **how)
-    rows = torch.stack(list(steps), 1).tolist()
-    known = tokenizer.vocab_size  # a table may be padded
-    return [tokenizer.decode([i for i in row if i < known]) for row in rows]

@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .runs.asking import encode_for, finite_answer
 from .config import BertConfig
 from .core.precision import evaluating
-from .nn.losses import check_labels, mean_loss, needed_rows
+from .encoder import ACTIVATIONS
 from .model import BertModel, initialise_
-from .nn.parts import activation
 
 # %% auto #0
 __all__ = ['MLMHead', 'NSPHead', 'PreTrainingOutput', 'BertForPreTraining', 'fill_mask', 'next_sentence']
@@ -29,7 +27,7 @@ class MLMHead(nn.Module):
         super().__init__()
         D = config.hidden_size
         self.dense = nn.Linear(D, D)
-        self.activation = activation(config.hidden_act)
+        self.activation = ACTIVATIONS[config.hidden_act]
         self.norm = nn.LayerNorm(D, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -56,16 +54,17 @@ class PreTrainingOutput:
     prediction_logits: Tensor  # (B, S, V); with labels (N, V), the predicted ones alone
     seq_relationship_logits: Tensor  # (B, 2)
     losses: dict[str, Tensor]  # the means "mlm" and "nsp", where their labels are given
-    hidden_states: tuple[Tensor, ...] | None = None  # layers + 1 of (B, S, D)
-    attentions: tuple[Tensor, ...] | None = None  # layers of (B, H, S, S)
 
 # %% ../nbs/07_heads.ipynb #0bce9865
 class BertForPreTraining(nn.Module):
     "BERT with both heads; with labels, only the predicted positions get logits."
 
+    model_class = BertModel
+    fresh = ()  # heads that a checkpoint lacked, and nobody has trained
+
     def __init__(self, config: BertConfig, generator: torch.Generator | None = None):
         super().__init__()
-        self.config, self.bert = config, BertModel(config, generator)
+        self.config, self.bert = config, self.model_class(config, generator)
         self.mlm_head, self.nsp_head = MLMHead(config), NSPHead(config)
         for head in (self.mlm_head, self.nsp_head):
             initialise_(head, config.initializer_range, generator)
@@ -82,6 +81,12 @@ class BertForPreTraining(nn.Module):
         if pairs is not None: n["nsp"] = len(pairs)
         return n
 
+    def hidden(self, input_ids, token_type_ids, attention_mask, labels):
+        "The vectors that the heads read: (N, D), or (B, S, D) without labels; (B, D)."
+        out = self.bert(input_ids, token_type_ids, attention_mask)
+        states = out.last_hidden_state
+        return states if labels is None else states[labels != -100], out.pooler_output
+
     def forward(
         self,
         input_ids: Tensor,  # (B, S)
@@ -89,26 +94,16 @@ class BertForPreTraining(nn.Module):
         attention_mask: Tensor | None = None,  # (B, S), 1 = real
         labels: Tensor | None = None,  # (B, S), -100 = not predicted
         next_sentence_label: Tensor | None = None,  # (B,), 0 = really next, 1 = random
-        output_hidden_states: bool = False, output_attentions: bool = False,
     ) -> PreTrainingOutput:
-        check_labels(input_ids, labels, next_sentence_label)
-        rows, every = None, (output_hidden_states, output_attentions)
-        if labels is not None and not any(every):
-            rows = needed_rows(labels)
-            labels = labels.gather(1, rows)
-        out = self.bert(input_ids, token_type_ids, attention_mask, rows, *every)
-        hidden, losses = out.last_hidden_state, {}
-        if labels is not None: hidden = hidden[labels != -100]
-        logits = self.mlm_head(hidden, self.word_embeddings)
-        pair_logits = self.nsp_head(out.pooler_output)
+        hidden, pooled = self.hidden(input_ids, token_type_ids, attention_mask, labels)
+        logits, losses = self.mlm_head(hidden, self.word_embeddings), {}
+        pair_logits = self.nsp_head(pooled)
         if labels is not None:
-            losses["mlm"] = mean_loss("labels", logits, labels[labels != -100])
+            losses["mlm"] = F.cross_entropy(logits, labels[labels != -100])
         if next_sentence_label is not None:
-            losses["nsp"] = mean_loss(
-                "next_sentence_label", pair_logits, next_sentence_label)
+            losses["nsp"] = F.cross_entropy(pair_logits, next_sentence_label)
         loss = sum(losses.values()) if losses else None
-        seen = out.hidden_states, out.attentions
-        return PreTrainingOutput(loss, logits, pair_logits, losses, *seen)
+        return PreTrainingOutput(loss, logits, pair_logits, losses)
 
 # %% ../nbs/07_heads.ipynb #26869555
 def fill_mask(
@@ -118,20 +113,20 @@ def fill_mask(
     k: int = 5,  # how many pieces for each [MASK]
 ) -> list:  # for each [MASK] k pairs (piece, probability), likeliest first
     "The likeliest pieces for every [MASK]; for a list of texts, a list of such lists."
-    texts = [text] if isinstance(text, str) else list(text)
-    batch = encode_for(model, tokenizer, texts)
-    masked = batch["input_ids"] == tokenizer.mask_id
-    for line, found in zip(texts, masked.any(1)):
-        if not found: raise ValueError(f"There is no [MASK] in {line!r}: write one.")
-    with evaluating(model):
-        hidden = model.bert(**batch).last_hidden_state[masked]
-        logits = model.mlm_head(hidden, model.word_embeddings)
-        probs = finite_answer(model, logits.double().softmax(-1))
-    known = probs[:, :tokenizer.vocab_size]  # a table may be padded
-    top = known.topk(min(k, known.shape[-1]))
-    pairs = iter([[(tokenizer.pieces[i], p) for i, p in zip(*row)]
-                  for row in zip(top.indices.tolist(), top.values.tolist())])
-    filled = [[next(pairs) for _ in range(n)] for n in masked.sum(1).tolist()]
+    if "mlm_head" in model.fresh: raise ValueError("Its MLM head was never trained.")
+    texts = [text] if isinstance(text, str) else text
+    batch = tokenizer.encode_batch(texts, truncation=False, return_tensors="pt")
+    with evaluating(model) as device:
+        batch = {name: values.to(device) for name, values in batch.items()}
+        masked = batch["input_ids"] == tokenizer.mask_id
+        states = model.bert(**batch).last_hidden_state[masked]
+        logits = model.mlm_head(states, model.word_embeddings)
+    known = tokenizer.vocab_size  # a table may be padded
+    probs = logits.double().softmax(-1)[:, :known]
+    top = probs.topk(min(k, probs.shape[1]))
+    answers = iter([[(tokenizer.pieces[i], p) for i, p in zip(ids, ps)]
+                    for ids, ps in zip(top.indices.tolist(), top.values.tolist())])
+    filled = [[next(answers) for _ in range(n)] for n in masked.sum(1).tolist()]
     return filled[0] if isinstance(text, str) else filled
 
 # %% ../nbs/07_heads.ipynb #cad7e9cc
@@ -142,7 +137,9 @@ def next_sentence(
     b: str,
 ) -> float:  # 0 to 1
     "The probability that sentence `b` follows sentence `a`, by the NSP head."
-    batch = encode_for(model, tokenizer, [(a, b)])
-    with evaluating(model):
-        probs = model(**batch).seq_relationship_logits.double().softmax(-1)
-        return finite_answer(model, probs)[0, 0].item()
+    if "nsp_head" in model.fresh: raise ValueError("Its NSP head was never trained.")
+    batch = tokenizer.encode_batch([(a, b)], truncation=False, return_tensors="pt")
+    with evaluating(model) as device:
+        batch = {name: values.to(device) for name, values in batch.items()}
+        logits = model.nsp_head(model.bert(**batch).pooler_output)
+    return logits.double().softmax(-1)[0, 0].item()

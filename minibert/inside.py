@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .runs.asking import encode_for
 from .core.precision import check_finite, evaluating
 from .heads import BertForPreTraining
+from .model import attentions
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
@@ -44,17 +44,18 @@ def read_text(
     text: str,
     pair: str | None = None,  # a second sentence
 ) -> Reading:
-    "Let the model read one text or pair, without dropout; ValueError if it cannot."
-    if not text.strip() or pair is not None and not pair.strip():
-        raise ValueError("There is no text to read: give some words.")
-    batch = encode_for(model, tokenizer, [text if pair is None else (text, pair)])
-    with evaluating(model):
-        out = model(**batch, output_hidden_states=True, output_attentions=True)
+    "Let the model read one text or pair, without dropout."
+    texts = [text if pair is None else (text, pair)]
+    batch = tokenizer.encode_batch(texts, truncation=False, return_tensors="pt")
+    with evaluating(model) as device:
+        batch = {name: values.to(device) for name, values in batch.items()}
+        hidden_states = model.bert(**batch).hidden_states
+        probs = tuple(attentions(model.bert, **batch))
     tokens = [tokenizer.pieces[i] for i in batch["input_ids"][0].tolist()]
     types = batch["token_type_ids"][0].tolist()
-    states = torch.cat(out.hidden_states).float()
-    check_finite(_WHAT, states, *out.attentions)
-    return Reading(tokens, types, out.attentions, states)
+    states = torch.cat(hidden_states).float()
+    check_finite(_WHAT, states, *probs)
+    return Reading(tokens, types, probs, states)
 
 # %% ../nbs/17_inside.ipynb #3a1ee6bf
 def head_entropy(
@@ -117,11 +118,7 @@ def neighbours(
     k: int = 5,
 ) -> list[tuple[str, float]]:  # (piece, cosine), nearest first
     "The pieces whose word vectors point in the most similar direction."
-    if word not in tokenizer.vocab:
-        raise ValueError(f"{word!r} is no piece of the vocabulary: give one that is, "
-                         "such as the pieces of tokenizer.tokenize(text).")
     table, own = model.word_embeddings.detach().float(), tokenizer.vocab[word]
-    check_finite(_WHAT, table)
     table = F.normalize(table[: tokenizer.vocab_size], dim=-1)
     cosines = table @ table[own]
     cosines[own] = -2
@@ -132,6 +129,5 @@ def neighbours(
 def mean_cosine(vectors: Tensor) -> float:  # (n, D), n of 2 or more
     "The mean cosine of all pairs of different vectors."
     n = len(vectors)
-    if n < 2: raise ValueError(f"{n} vectors make no pair: give two or more.")
     total = F.normalize(vectors.double(), dim=-1).sum(0).square().sum()
     return ((total - n) / (n * (n - 1))).item()

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .nn.inputs import check_masking
-
 # %% auto #0
 __all__ = ['number_words', 'choose_tokens', 'mask_tokens']
 
@@ -34,8 +32,7 @@ def choose_tokens(
     continues: Tensor | None = None,  # (V,), True for ##: choose whole words
 ) -> Tensor:  # (B, S), True where a token is to be predicted
     "Choose tokens by lot, at least one a row that has any (Devlin et al. 2018, 3.1)."
-    lot = torch.rand(input_ids.shape, generator=generator, device=generator.device)
-    lot = lot.to(input_ids.device)
+    lot = torch.rand(input_ids.shape, generator=generator)
     if continues is not None:
         lot = lot.gather(1, number_words(input_ids, maskable, continues))
     lot = lot.masked_fill(~maskable, 2.0)
@@ -54,12 +51,10 @@ def mask_tokens(
     continues: Tensor | None = None,  # (V,), True for ##: choose whole words
 ) -> tuple[Tensor, Tensor]:  # masked ids and labels (-100: not chosen), both (B, S)
     "Choose 15 % of the tokens; of these 80 % become [MASK], 10 % any token, 10 % stay."
-    check_masking(input_ids, maskable, mask_id, vocab_size, probability)
     options = dict(generator=generator, probability=probability, continues=continues)
     chosen, shape = choose_tokens(input_ids, maskable, **options), input_ids.shape
-    draws = dict(generator=generator, device=generator.device)
-    action = torch.rand(shape, **draws).to(input_ids.device)
-    random = torch.randint(vocab_size, shape, **draws).to(input_ids.device)
+    action = torch.rand(shape, generator=generator)
+    random = torch.randint(vocab_size, shape, generator=generator)
     masked = input_ids.masked_fill(chosen & (action < 0.8), mask_id)
     replaced = chosen & (action >= 0.8) & (action < 0.9)
     return torch.where(replaced, random, masked), input_ids.masked_fill(~chosen, -100)

@@ -10,23 +10,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .attention import MultiHeadAttention
 from .config import BertConfig
 from .embeddings import Embeddings
 from .encoder import Encoder
-from .nn.inputs import checked, score_dtype
 
 # %% auto #0
-__all__ = ['additive_mask', 'initialise_', 'BertOutput', 'BertModel']
+__all__ = ['additive_mask', 'initialise_', 'BertOutput', 'BertModel', 'attentions']
 
 # %% ../nbs/06_model.ipynb #7a910fad
 def additive_mask(
-    attention_mask: Tensor | None,  # (B, S), 1 = real, 0 = padding
+    attention_mask: Tensor | None,  # (B, S), or (B, Q, S): 1 = may be seen, 0 = hidden
     dtype: torch.dtype,
-) -> Tensor | None:  # (B, 1, 1, S): 0 = real, the dtype's minimum = padding
-    "The mask in the form that is added to scores; None where nothing is padding."
-    if attention_mask is None or bool(attention_mask.all()): return None
-    padding = 1 - attention_mask[:, None, None, :].to(dtype)
-    return padding * torch.finfo(dtype).min
+) -> Tensor | None:  # (B, 1, 1 or Q, S): 0 = seen, the lowest number = hidden
+    "The mask in the form that is added to scores; who may see nothing sees everything."
+    if attention_mask is None: return None
+    (B, *_, S), lowest = attention_mask.shape, torch.finfo(dtype).min
+    seen = attention_mask.reshape(B, 1, -1, S).bool()
+    hidden = ~seen & seen.any(-1, keepdim=True)
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, lowest)
 
 # %% ../nbs/06_model.ipynb #4cd3b882
 def initialise_(
@@ -49,20 +51,23 @@ def initialise_(
 class BertOutput:
     "What BertModel returns, in Hugging Face's names."
 
-    last_hidden_state: Tensor  # (B, S, D), or (B, R, D) where `rows` were given
+    last_hidden_state: Tensor  # (B, S, D)
     pooler_output: Tensor  # (B, D)
-    hidden_states: tuple[Tensor, ...] | None = None  # layers + 1 of (B, S, D)
-    attentions: tuple[Tensor, ...] | None = None  # layers of (B, H, S, S)
+    hidden_states: list[Tensor]  # layers + 1 of (B, S, D)
 
 # %% ../nbs/06_model.ipynb #d4e8a639
 class BertModel(nn.Module):
     "BERT without heads: embeddings, layers, pooler (Devlin et al. 2018, section 3)."
 
+    embeddings_class = Embeddings
+    encoder_class = Encoder
+
     def __init__(self, config: BertConfig, generator: torch.Generator | None = None):
         super().__init__()
-        self.config = config
-        self.embeddings, self.encoder = Embeddings(config), Encoder(config)
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
+        self.config, D = config, config.hidden_size
+        self.embeddings = self.embeddings_class(config)
+        self.encoder = self.encoder_class(config)
+        self.pooler = nn.Linear(D, D)
         initialise_(self, config.initializer_range, generator)
 
     def forward(
@@ -70,15 +75,22 @@ class BertModel(nn.Module):
         input_ids: Tensor,  # (B, S)
         token_type_ids: Tensor | None = None,  # (B, S): 0 = first segment, 1 = second
         attention_mask: Tensor | None = None,  # (B, S): 1 = real, 0 = padding
-        rows: Tensor | None = None,  # (B, R): the last layer's positions, [CLS] first
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
     ) -> BertOutput:
-        with checked(self.config, input_ids, token_type_ids, attention_mask):
-            hidden = self.embeddings(input_ids, token_type_ids)
-        mask = additive_mask(attention_mask, score_dtype(hidden))
-        states, probs = self.encoder(hidden, mask, rows, output_attentions)
+        hidden = self.embeddings(input_ids, token_type_ids)
+        states = self.encoder(hidden, additive_mask(attention_mask, hidden.dtype))
         pooled = self.pooler(states[-1][:, 0]).tanh()
-        hidden_states = tuple(states) if output_hidden_states else None
-        attentions = tuple(probs) if output_attentions else None
-        return BertOutput(states[-1], pooled, hidden_states, attentions)
+        return BertOutput(states[-1], pooled, states)
+
+# %% ../nbs/06_model.ipynb #144b422e
+def attentions(
+    model: nn.Module,  # any with attention inside
+    **batch: Tensor,  # what its `forward` takes
+) -> list[Tensor]:  # (B, H, Q, S) of each attention, in the order of their use
+    "Who looks at whom in a model, seen from outside."
+    seen, parts = [], [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    def look(module, given, named, _): seen.append(module.probs(*given, **named))
+    hooks = [part.register_forward_hook(look, with_kwargs=True) for part in parts]
+    try: model(**batch)
+    finally:
+        for hook in hooks: hook.remove()
+    return seen

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,58 +16,11 @@ from .measure.baselines import Known, masked_baselines
 from .core.seeds import seeded
 from .data.corpus import Corpus
 from .masking import mask_tokens
-from .data.pairs import Places, Wanted, check_sampler, draw_elsewhere, find_runs
-from .train.recipe import read_objectives
+from .data.pairs import Pairs, Places, check_sampler, draw_pairs
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['cut_lengths', 'Pairs', 'draw_pairs', 'collate', 'PairSampler', 'read_batch']
-
-# %% ../nbs/09_pairs.ipynb #e2edfe61
-def cut_lengths(
-    a: np.ndarray,  # tokens in A
-    b: np.ndarray,  # tokens in B
-    room: int,  # places for both together
-) -> tuple[np.ndarray, np.ndarray]:  # the tokens that stay
-    "The lengths left when the longer side loses tokens until both fit, as with Google."
-    left = np.minimum(a, np.maximum(room - b, (room + 1) // 2))
-    return left, np.minimum(b, room - left)
-
-# %% ../nbs/09_pairs.ipynb #ca8c64bf
-@dataclass(frozen=True)
-class Pairs:
-    "Drawn pairs as runs of tokens in the corpus, (B,) each."
-
-    a_start: np.ndarray
-    a_length: np.ndarray
-    b_start: np.ndarray
-    b_length: np.ndarray
-    is_random: np.ndarray  # False: B really follows A; True: from another document
-
-# %% ../nbs/09_pairs.ipynb #ae3103eb
-def draw_pairs(
-    places: Places,  # of a corpus
-    count: int,  # B
-    length: int,  # S, the three specials included
-    short: float,  # share of pairs with a random shorter target
-    generator: torch.Generator,
-) -> Pairs:
-    "Draw pairs, half of them with a B from another document (Devlin et al. 2018, 3.1)."
-    tokens, room = places.tokens, length - 3
-    u = torch.rand(6, count, generator=generator, dtype=torch.float64).numpy()
-    target = np.where(u[0] < short, 2 + (u[1] * (room - 1)).astype(np.int64), room)
-    document, first, end = find_runs(places, target, u[2:4])
-    middle = first + 1 + (u[4] * (end - first - 1)).astype(np.int64)
-    a_start, b_start = tokens[first], tokens[middle]
-    a, b, is_random = b_start - a_start, tokens[end] - b_start, u[5] < 0.5
-    closes, most = end == places.documents[document + 1], np.maximum(room - a, room // 2)
-    wanted = Wanted(document, most, b, np.maximum(target - a, 1), closes)[is_random]
-    b_start[is_random], b[is_random] = draw_elsewhere(places, wanted, generator)
-    a_kept, b_kept = cut_lengths(a, b, room)
-    gone = torch.from_numpy(np.stack([a - a_kept, b - b_kept])).double()
-    front = torch.binomial(gone, torch.full_like(gone, 0.5), generator=generator)
-    a_front, b_front = front.long().numpy()
-    return Pairs(a_start + a_front, a_kept, b_start + b_front, b_kept, is_random)
+__all__ = ['collate', 'PairSampler', 'read_batch']
 
 # %% ../nbs/09_pairs.ipynb #f3e684db
 def collate(
@@ -122,12 +74,12 @@ class PairSampler:
         short: float = 0.1,  # share of pairs with a random shorter target
         probability: float = 0.15,  # share of the tokens that are chosen
         whole_words: bool = False,
-        objectives: str = "mlm,nsp",  # what is asked: masked words, sentence pairs
+        objectives: tuple[str, ...] = ("mlm", "nsp"),  # masked words, sentence pairs
     ):
         check_sampler(corpus, tokenizer, length, short)
         self.corpus, self.tokenizer, self.length = corpus, tokenizer, length
         self.seed, self.short, self.places = seed, short, Places(corpus)
-        self.objectives = read_objectives(objectives)
+        self.objectives = tuple(objectives)
         self.masking = _masking(tokenizer, probability, whole_words)
 
     @property

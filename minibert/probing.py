@@ -19,7 +19,7 @@ from .core.seeds import seeded
 from .data.stories import Story
 
 # %% auto #0
-__all__ = ['TaggedText', 'tag_stories', 'number_tags', 'word_majority', 'Probes', 'standardise_', 'fit_probes', 'answers',
+__all__ = ['TaggedText', 'tag_stories', 'number_tags', 'word_majority', 'Probes', 'standardise_', 'fit_probes', 'predict_tags',
            'control_tags']
 
 # %% ../nbs/18_probing.ipynb #f942e94f
@@ -128,7 +128,7 @@ def fit_probes(
                              f"the vectors, or lower the rate of {rate:g}.")
 
 # %% ../nbs/18_probing.ipynb #116fbbb4
-def answers(
+def predict_tags(
     probes: Probes,
     vectors: Tensor,  # (L, N, D), standardised as those it was trained on
 ) -> Tensor:  # (L + 1, T, N)

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from .config import BertConfig
 from .core.seeds import seeded
+from .encoder import Encoder, EncoderLayer
 from .heads import BertForPreTraining, PreTrainingOutput
 from .masking import choose_tokens
+from .model import BertModel, additive_mask
+from .nn.block import BlockEncoder, BlockForPreTraining, BlockModel
+from .nn.shortcuts import (
+    FastAttention, mean_loss, needed_places, take_mask_rows, take_rows)
 
 # %% auto #0
-__all__ = ['synthetic_batch', 'useful_flops', 'PlainForm']
+__all__ = ['synthetic_batch', 'FastLayer', 'FastEncoder', 'FastBertModel', 'FastBertForPreTraining', 'FastBlockEncoder',
+           'FastBlockModel', 'FastBlockForPreTraining', 'useful_flops', 'PlainBertForPreTraining']
 
 # %% ../nbs/24_speed.ipynb #b895b28c
 def synthetic_batch(
@@ -39,6 +45,110 @@ def synthetic_batch(
         attention_mask=(place < lengths).long(),
         labels=ids.masked_fill(~chosen, -100),
         next_sentence_label=torch.arange(batch_size) % 2)
+
+# %% ../nbs/24_speed.ipynb #f42bb2c0
+class FastLayer(EncoderLayer):
+    "BERT's layer, with attention by whichever form is faster on this machine."
+
+    attention_class = FastAttention
+
+
+class FastEncoder(Encoder):
+    "BERT's stack, whose last layer can leave out rows that nobody reads."
+
+    layer_class = FastLayer
+
+    def at(
+        self,
+        rows: Tensor,  # (B, R), positions
+        hidden: Tensor,  # (B, S, D)
+        mask: Tensor | None,  # broadcasts to (B, H, S, S), added to the scores
+    ) -> Tensor:  # (B, R, D)
+        "The last state at these positions alone."
+        *first, last = self.layers
+        for layer in first: hidden = layer(hidden, mask)
+        return last(take_rows(hidden, rows), take_mask_rows(mask, rows), hidden)
+
+
+class FastBertModel(BertModel):
+    "BERT without heads, with that stack."
+
+    encoder_class = FastEncoder
+
+    def at(
+        self,
+        rows: Tensor,  # (B, R), positions, [CLS] first
+        input_ids: Tensor,  # (B, S)
+        token_type_ids: Tensor | None = None,  # (B, S)
+        attention_mask: Tensor | None = None,  # (B, S), 1 = real
+    ) -> tuple[Tensor, Tensor]:  # (B, R, D) and the pooled (B, D)
+        "The last state at these positions alone, and the pooler's vector."
+        hidden = self.embeddings(input_ids, token_type_ids)
+        mask = additive_mask(attention_mask, hidden.dtype)
+        few = self.encoder.at(rows, hidden, mask)
+        return few, self.pooler(few[:, 0]).tanh()
+
+# %% ../nbs/24_speed.ipynb #c9667664
+class FastBertForPreTraining(BertForPreTraining):
+    "BERT with both heads, computing only what the losses read; the same to the bit."
+
+    model_class = FastBertModel
+
+    @staticmethod
+    def prepared(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        "The batch with the places that are read, found before it goes to a device."
+        if "labels" not in batch: return batch
+        return batch | dict(zip(("rows", "answers"), needed_places(batch["labels"])))
+
+    def forward(
+        self,
+        input_ids: Tensor,  # (B, S)
+        token_type_ids: Tensor | None = None,  # (B, S)
+        attention_mask: Tensor | None = None,  # (B, S), 1 = real
+        labels: Tensor | None = None,  # (B, S), -100 = not predicted
+        next_sentence_label: Tensor | None = None,  # (B,), 0 = really next, 1 = random
+        rows: Tensor | None = None,  # (B, R), as `prepared` finds them
+        answers: Tensor | None = None,  # (N,)
+    ) -> PreTrainingOutput:
+        inputs, losses = (input_ids, token_type_ids, attention_mask), {}
+        if labels is None:
+            hidden, pooled = self.hidden(*inputs, None)
+        else:
+            if rows is None: rows, answers = needed_places(labels)
+            states, pooled = self.bert.at(rows, *inputs)
+            hidden = states.flatten(0, 1)[answers]
+        logits = self.mlm_head(hidden, self.word_embeddings)
+        verdict = self.nsp_head(pooled)
+        if labels is not None:
+            targets = labels.gather(1, rows).flatten()[answers]
+            losses["mlm"] = mean_loss(logits, targets)
+        if next_sentence_label is not None:
+            losses["nsp"] = mean_loss(verdict, next_sentence_label)
+        loss = sum(losses.values()) if losses else None
+        return PreTrainingOutput(loss, logits, verdict, losses)
+
+# %% ../nbs/24_speed.ipynb #cd86d2b6
+class FastBlockEncoder(BlockEncoder):
+    "A stack of blocks, whose last one can leave out rows that nobody reads."
+
+    def at(self, rows, hidden, mask):
+        "The last state at these positions alone, as `FastEncoder` gives it."
+        *first, last = self.layers
+        for layer in first: hidden = layer(hidden, mask)
+        few = take_rows(hidden, rows), take_mask_rows(mask, rows)
+        return self.norm(last(*few, hidden, rows))
+
+
+class FastBlockModel(BlockModel, FastBertModel):
+    "The model of blocks, with that stack."
+
+    encoder_class = FastBlockEncoder
+
+
+class FastBlockForPreTraining(FastBertForPreTraining, BlockForPreTraining):
+    "The model of blocks with both heads, computing only what the losses read."
+
+    model_class = FastBlockModel
 
 # %% ../nbs/24_speed.ipynb #b724bd6f
 def _layer(config, lengths, rows):  # (B,): the real positions, and those computed
@@ -64,25 +174,14 @@ def useful_flops(
     return parts | {"total": sum(parts.values())}
 
 # %% ../nbs/24_speed.ipynb #e7cccfb6
-class PlainForm(nn.Module):
-    "A BertForPreTraining that computes the whole last layer, and all logits if asked."
+class PlainBertForPreTraining(BertForPreTraining):
+    "BERT with logits at all positions, as most implementations have it."
 
-    def __init__(self, model: BertForPreTraining, few_logits: bool = False):
-        super().__init__()
-        self.model, self.few_logits = model, few_logits
-        self.counts = model.counts
-
-    def forward(
-        self,
-        labels: Tensor,  # (B, S), -100 = not predicted
-        next_sentence_label: Tensor,  # (B,)
-        **inputs: Tensor,  # (B, S)
-    ) -> PreTrainingOutput:
-        out = self.model.bert(**inputs)
-        hidden, verdict = out.last_hidden_state, self.model.nsp_head(out.pooler_output)
-        asked = labels != -100
-        if self.few_logits: hidden, labels = hidden[asked], labels[asked]
-        logits = self.model.mlm_head(hidden, self.model.word_embeddings)
-        mlm = F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    def forward(self, input_ids, token_type_ids, attention_mask, labels,
+                next_sentence_label) -> PreTrainingOutput:
+        out = self.bert(input_ids, token_type_ids, attention_mask)
+        logits = self.mlm_head(out.last_hidden_state, self.word_embeddings)
+        verdict = self.nsp_head(out.pooler_output)
+        mlm = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         nsp = F.cross_entropy(verdict, next_sentence_label)
         return PreTrainingOutput(mlm + nsp, logits, verdict, dict(mlm=mlm, nsp=nsp))

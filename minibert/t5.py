@@ -14,81 +14,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attend, merge_heads, split_heads
-from .nn.attention_parts import explicit_is_faster
-from .config import Parts
-from .hub.config_files import refuse_other, refuse_unknown
-from .core.fields import Count, Positive, Rate, Whole, check_fields
-from .core.precision import evaluating
+from .attention import MultiHeadAttention
 from .core.seeds import seeded
-from .encoder import FeedForward
-from .gpt import causal_mask, draw
-from .nn.inputs import checked, score_dtype
-from .nn.losses import check_labels, mean_loss
+from .gpt import GPTLayer, causal_mask, with_cache
 from .model import additive_mask
-from .nn.parts import GatedFeedForward, make_norm
-from .nn.prompts import check_prompt, check_sampling
+from .nn.sampling import draw
 
 # %% auto #0
-__all__ = ['T5Config', 'relative_buckets', 'RelativeBias', 'T5Attention', 'T5Layer', 'T5Stack', 'TextOutput', 'shift_right',
+__all__ = ['FEED_FORWARDS', 'T5Config', 'relative_buckets', 'RelativeBias', 'T5Attention', 'T5FeedForward', 'T5GatedFeedForward',
+           'T5Layer', 'T5DecoderLayer', 'T5Encoder', 'T5Decoder', 'TextOutput', 'shift_right',
            'T5ForConditionalGeneration', 'generate_from']
 
 # %% ../nbs/21_t5.ipynb #63461616
 @dataclass(frozen=True)
 class T5Config:
-    "The sizes of a T5, in Hugging Face's names; ValueError if they're impossible."
+    "The sizes of a T5, in Hugging Face's names."
 
-    vocab_size: Count = 32128  # V, the sentinels among them
-    d_model: Count = 512  # D
-    d_kv: Count = 64  # K; H K need not be D
-    d_ff: Count = 2048  # I
-    num_layers: Count = 6  # of the encoder
-    num_decoder_layers: Count | None = None  # None: as many
-    num_heads: Count = 8  # H
-    relative_attention_num_buckets: Count = 32
-    relative_attention_max_distance: Count = 128  # from here on, one bucket
-    dropout_rate: Rate = 0.1
-    layer_norm_epsilon: Positive = 1e-6
-    initializer_factor: Positive = 1.0
+    vocab_size: int = 32128  # V, the sentinels among them
+    d_model: int = 512  # D
+    d_kv: int = 64  # K; H K need not be D
+    d_ff: int = 2048  # I
+    num_layers: int = 6  # of the encoder
+    num_decoder_layers: int | None = None  # None: as many
+    num_heads: int = 8  # H
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128  # from here on, one bucket
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-6
+    initializer_factor: float = 1.0
     feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"  # gated-gelu: version 1.1
     tie_word_embeddings: bool = True  # False: a head of its own, version 1.1
     scale_decoder_outputs: bool | None = None  # None: where the head is tied
-    pad_token_id: Whole = 0
-    eos_token_id: Whole = 1
-    decoder_start_token_id: Whole | None = None  # None: pad_token_id
-    model_type: Literal["t5"] = "t5"
+    pad_token_id: int = 0
+    eos_token_id: int = 1
+    decoder_start_token_id: int | None = None  # None: pad_token_id
+    model_type: str = "t5"
 
     def __post_init__(self):
         for name, same in (("scale_decoder_outputs", self.tie_word_embeddings),
                            ("num_decoder_layers", self.num_layers),
                            ("decoder_start_token_id", self.pad_token_id)):
             if getattr(self, name) is None: object.__setattr__(self, name, same)
-        check_fields(self)
         n, far = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        if n < 4 or far <= n // 2:
-            raise ValueError(f"There are {n} relative_attention_num_buckets, up to {far}: "
-                             "give 4 or more, and a distance over half of them.")
-        ids = self.pad_token_id, self.eos_token_id, self.decoder_start_token_id
-        if max(ids) >= self.vocab_size:
-            raise ValueError(f"pad_token_id, eos_token_id, decoder_start_token_id: {ids}; "
-                             f"give 0 to {self.vocab_size - 1}.")
+        assert n >= 4 and far > n // 2, f"{n} buckets can't reach as far as {far}"
 
-    gated = property(lambda self: self.feed_forward_proj == "gated-gelu")
-    parts = property(lambda self: Parts("rms", True, self.gated, False, "none"))
     hidden_size = property(lambda self: self.d_model)
     num_attention_heads = property(lambda self: self.num_heads)
-    intermediate_size = property(lambda self: self.d_ff)
-    hidden_act = property(lambda self: "gelu_new" if self.gated else "relu")
-    layer_norm_eps = property(lambda self: self.layer_norm_epsilon)
     max_position_embeddings = math.inf  # there is no table of positions
     to_dict = asdict
 
     @classmethod
     def from_dict(cls, values: dict) -> T5Config:
-        "A config from Hugging Face's names; theirs that change nothing are ignored."
+        "A config from Hugging Face's names; those that we don't know are left out."
         names = {field.name for field in fields(cls)}
-        refuse_other(values, dict(is_encoder_decoder=True))
-        refuse_unknown(values, names, kind="T5Config")
         return cls(**{n: values[n] for n in names if values.get(n) is not None})
 
 # %% ../nbs/21_t5.ipynb #3814f190
@@ -129,103 +107,113 @@ class RelativeBias(nn.Module):
         return self.table(which).permute(2, 0, 1)[None]
 
 # %% ../nbs/21_t5.ipynb #1b21a510
-class T5Attention(nn.Module):
+class T5Attention(MultiHeadAttention):
     "Attention without a scale and without biases, whose H heads are K wide."
 
     def __init__(self, config: T5Config):
-        super().__init__()
+        nn.Module.__init__(self)
         D, inner = config.d_model, config.num_heads * config.d_kv
         self.heads, self.dropout = config.num_heads, config.dropout_rate
         self.query, self.key = nn.Linear(D, inner, False), nn.Linear(D, inner, False)
         self.value, self.output = nn.Linear(D, inner, False), nn.Linear(inner, D, False)
 
-    def keys_values(self, memory: Tensor) -> list[Tensor]:  # (B, S, D); 2 of (B, H, S, K)
-        "The keys and values of a memory."
-        return [split_heads(part(memory), self.heads) for part in (self.key, self.value)]
+    def heads_of(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, ...]:
+        "Queries, keys and values; the queries undo the division by sqrt(K)."
+        q, k, v = super().heads_of(x, memory)
+        return q * math.sqrt(q.shape[-1]), k, v
 
-    def forward(
-        self,
-        x: Tensor,  # (B, Q, D)
-        k: Tensor, v: Tensor,  # (B, H, S, K)
-        bias: Tensor | None,  # broadcasts to (B, H, Q, S): by distance, and the mask
-        need_probs: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # (B, Q, D) and the probs (B, H, Q, S) if needed
-        q = split_heads(self.query(x), self.heads)
-        dropout, probs = self.dropout if self.training else 0.0, None
-        if need_probs or explicit_is_faster(q):  # `attend` divides by sqrt(K)
-            context, probs = attend(q * math.sqrt(q.shape[-1]), k, v, bias, dropout)
-        else: context = F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=1.0)
-        return self.output(merge_heads(context)), probs
+# %% ../nbs/21_t5.ipynb #694ef17a
+class T5FeedForward(nn.Module):
+    "Version 1.0: two maps with relu between them."
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        D, I = config.d_model, config.d_ff
+        self.up, self.down = nn.Linear(D, I, False), nn.Linear(I, D, False)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def forward(self, hidden: Tensor) -> Tensor:  # both (B, S, D)
+        return self.down(self.dropout(self.up(hidden).relu()))
+
+
+class T5GatedFeedForward(nn.Module):
+    "Version 1.1: the activations of one map multiply another map (Shazeer 2020)."
+
+    def __init__(self, config: T5Config):
+        super().__init__()
+        D, I = config.d_model, config.d_ff
+        self.gate, self.down = nn.Linear(D, I, False), nn.Linear(I, D, False)
+        self.value, self.dropout = nn.Linear(D, I, False), nn.Dropout(config.dropout_rate)
+
+    def forward(self, hidden: Tensor) -> Tensor:  # both (B, S, D)
+        gate = F.gelu(self.gate(hidden), approximate="tanh")
+        return self.down(self.dropout(gate * self.value(hidden)))
+
+
+FEED_FORWARDS = {"relu": T5FeedForward, "gated-gelu": T5GatedFeedForward}
 
 # %% ../nbs/21_t5.ipynb #bc35fd8b
-class T5Layer(nn.Module):
-    "Self-attention, in a decoder cross-attention too, then feed-forward: all pre-norm."
+class T5Layer(GPTLayer):
+    "The encoder's: self-attention, then feed-forward, both pre-norm."
 
-    def __init__(self, config: T5Config, cross: bool):
-        super().__init__()
-        self.attention, self.attention_norm = T5Attention(config), make_norm(config)
-        if cross: self.cross, self.cross_norm = T5Attention(config), make_norm(config)
-        self.gated = GatedFeedForward(config) if config.gated else None
-        self.feed_forward = None if config.gated else FeedForward(config)
-        self.output_norm, self.dropout = make_norm(config), nn.Dropout(config.dropout_rate)
+    attention_class = T5Attention
 
-    def feed(self, x: Tensor) -> Tensor:  # (B, Q, D)
-        "The feed-forward, with T5's dropout after the activation."
-        part = self.gated or self.feed_forward
-        inner = self.dropout(part.activation(part.up(x)))
-        return part.down(inner * part.gate(x) if self.gated else inner)
+    def __init__(self, config: T5Config):
+        nn.Module.__init__(self)
+        D, eps = config.d_model, config.layer_norm_epsilon
+        self.attention, self.attention_norm = self.attention_class(config), nn.RMSNorm(D, eps)
+        self.feed_forward = FEED_FORWARDS[config.feed_forward_proj](config)
+        self.output_norm, self.dropout = nn.RMSNorm(D, eps), nn.Dropout(config.dropout_rate)
+
+
+class T5DecoderLayer(T5Layer):
+    "The decoder's: self-attention, cross-attention, then feed-forward."
+
+    def __init__(self, config: T5Config):
+        super().__init__(config)
+        self.cross = self.attention_class(config)
+        self.cross_norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(
         self,
         x: Tensor,  # (B, Q, D)
-        bias: Tensor,  # broadcasts to (B, H, Q, S)
-        memory: Tensor | None = None, memory_mask: Tensor | None = None,  # (B, M, D)
-        kept: dict | None = None,  # keys and values of earlier tokens; it grows
-        need_probs: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # (B, Q, D), probs, cross probs
-        kept, normed, seen = {} if kept is None else kept, self.attention_norm(x), None
-        new = self.attention.keys_values(normed)
-        if "self" in kept: new = [torch.cat(both, 2) for both in zip(kept["self"], new)]
-        kept["self"] = new
-        attended, probs = self.attention(normed, *new, bias, need_probs)
-        x = x + self.dropout(attended)
-        if memory is not None:
-            if "cross" not in kept: kept["cross"] = self.cross.keys_values(memory)
-            found, seen = self.cross(
-                self.cross_norm(x), *kept["cross"], memory_mask, need_probs)
-            x = x + self.dropout(found)
-        return x + self.dropout(self.feed(self.output_norm(x))), probs, seen
+        mask: Tensor,  # broadcasts to (B, H, Q, S), the bias by distance included
+        memory: Tensor,  # (B, M, D), the encoder's states
+        memory_mask: Tensor | None = None,  # broadcasts to (B, H, Q, M)
+    ) -> Tensor:  # (B, Q, D)
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+        x = x + self.dropout(self.cross(self.cross_norm(x), memory_mask, memory))
+        return x + self.dropout(self.feed_forward(self.output_norm(x)))
 
 # %% ../nbs/21_t5.ipynb #2e3df34e
-class T5Stack(nn.Module):
-    "The encoder or the decoder: layers that share one bias by distance, and a norm."
+class T5Encoder(nn.Module):
+    "Layers that share one bias by distance, and a norm."
 
-    def __init__(self, config: T5Config, decoder: bool):
+    layer_class, both_sides = T5Layer, True
+
+    def __init__(self, config: T5Config, layers: int):
         super().__init__()
-        count = config.num_decoder_layers if decoder else config.num_layers
-        self.decoder, self.bias = decoder, RelativeBias(config, both_sides=not decoder)
-        self.layers = nn.ModuleList(T5Layer(config, decoder) for _ in range(count))
-        self.norm, self.dropout = make_norm(config), nn.Dropout(config.dropout_rate)
+        self.bias = RelativeBias(config, self.both_sides)
+        self.layers = nn.ModuleList(self.layer_class(config) for _ in range(layers))
+        self.norm = nn.RMSNorm(config.d_model, config.layer_norm_epsilon)
+        self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(
         self,
-        hidden: Tensor,  # (B, Q, D)
-        real: Tensor,  # (B, S): 1 = real, of all tokens so far; these are the last Q
-        memory: Tensor | None = None, memory_real: Tensor | None = None,  # (B, M, D), (B, M)
-        cache: list[dict] | None = None,  # a dict for each layer, {} at first
-        need_probs: bool = False,
-    ) -> tuple[list, tuple, tuple]:  # layers + 1 states; probs and cross probs by layer
-        Q, S, dtype = hidden.shape[1], real.shape[1], score_dtype(hidden)
-        mask = causal_mask(real, Q, dtype) if self.decoder else additive_mask(real, dtype)
-        bias = self.bias(Q, S).to(dtype) + (0 if mask is None else mask)
-        memory_mask, hidden = additive_mask(memory_real, dtype), self.dropout(hidden)
-        states, found = [hidden], []
-        caches = [None] * len(self.layers) if cache is None else cache
-        for layer, kept in zip(self.layers, caches, strict=True):
-            hidden, *probs = layer(hidden, bias, memory, memory_mask, kept, need_probs)
-            states.append(hidden), found.append(probs)
-        states[-1] = self.dropout(self.norm(hidden))
-        return states, *zip(*found)
+        hidden: Tensor,  # (B, Q, D): the last Q of the S tokens
+        mask: Tensor,  # broadcasts to (B, H, Q, S), added to the scores
+        *memory: Tensor,  # what the decoder's layers take beside it
+    ) -> list[Tensor]:  # layers + 1 of (B, Q, D)
+        mask = mask + self.bias(hidden.shape[1], mask.shape[-1])
+        states = [self.dropout(hidden)]
+        for layer in self.layers: states.append(layer(states[-1], mask, *memory))
+        return [*states[:-1], self.dropout(self.norm(states[-1]))]
+
+
+class T5Decoder(T5Encoder):
+    "The same with layers that look across, and distances to the left alone."
+
+    layer_class, both_sides = T5DecoderLayer, False
 
 # %% ../nbs/21_t5.ipynb #a2f53d09
 @dataclass
@@ -235,12 +223,8 @@ class TextOutput:
     loss: Tensor | None  # the sum of `losses`; None without labels
     logits: Tensor  # (B, T, V); with labels (N, V), where there is a label
     losses: dict[str, Tensor]  # the mean "span", where labels are given
-    encoder_last_hidden_state: Tensor  # (B, S, D)
-    encoder_hidden_states: tuple[Tensor, ...] | None = None  # layers + 1 of (B, S, D)
-    decoder_hidden_states: tuple[Tensor, ...] | None = None  # layers + 1 of (B, T, D)
-    encoder_attentions: tuple[Tensor, ...] | None = None  # layers of (B, H, S, S)
-    decoder_attentions: tuple[Tensor, ...] | None = None  # layers of (B, H, T, T)
-    cross_attentions: tuple[Tensor, ...] | None = None  # layers of (B, H, T, S)
+    encoder_hidden_states: list[Tensor]  # layers + 1 of (B, S, D)
+    decoder_hidden_states: list[Tensor]  # layers + 1 of (B, T, D)
 
 
 def shift_right(
@@ -256,11 +240,15 @@ def shift_right(
 class T5ForConditionalGeneration(nn.Module):
     "T5, versions 1.0 and 1.1: an encoder reads a text, and a decoder writes another."
 
+    encoder_class, decoder_class = T5Encoder, T5Decoder
+    loss_function = staticmethod(F.cross_entropy)
+
     def __init__(self, config: T5Config, generator: torch.Generator | None = None):
         super().__init__()
         self.config, (V, D) = config, (config.vocab_size, config.d_model)
         self.words = nn.Embedding(V, D)
-        self.encoder, self.decoder = T5Stack(config, False), T5Stack(config, True)
+        self.encoder = self.encoder_class(config, config.num_layers)
+        self.decoder = self.decoder_class(config, config.num_decoder_layers)
         self.head = None if config.tie_word_embeddings else nn.Linear(D, V, bias=False)
         plain = config.tie_word_embeddings and not config.scale_decoder_outputs
         sizes = dict(query=D * config.d_kv, output=config.num_heads * config.d_kv,
@@ -274,19 +262,19 @@ class T5ForConditionalGeneration(nn.Module):
         labels = batch.get("labels")
         return {} if labels is None else {"span": int((labels != -100).sum())}
 
-    def read(self, ids: Tensor, real: Tensor, need_probs: bool = False) -> tuple:
-        "The encoder's states and probs for ids (B, S)."
-        with checked(self.config, ids, attention_mask=real): hidden = self.words(ids)
-        return self.encoder(hidden, real, need_probs=need_probs)[:2]
+    def encode(self, ids: Tensor, real: Tensor | None = None) -> list[Tensor]:
+        "The encoder's states for ids (B, S), where `real` (B, S) is 1."
+        if real is None: real = torch.ones_like(ids[:1])
+        hidden = self.words(ids)
+        return self.encoder(hidden, additive_mask(real, hidden.dtype))
 
-    def write(self, ids: Tensor, memory: Tensor, memory_real: Tensor,
-              real: Tensor | None = None, cache: list[dict] | None = None,
-              need_probs: bool = False) -> tuple:
-        "The decoder's states, probs and cross probs for ids (B, Q), behind a cache."
-        past = cache[0]["self"][0].shape[2] if cache and cache[0] else 0
-        if real is None: real = ids.new_ones(len(ids), past + ids.shape[1])
-        with checked(self.config, ids): hidden = self.words(ids)
-        return self.decoder(hidden, real, memory, memory_real, cache, need_probs)
+    def decode(self, ids: Tensor, memory: Tensor, memory_real: Tensor | None = None,
+               real: Tensor | None = None) -> list[Tensor]:
+        "The decoder's states for ids (B, Q), the last of the tokens in `real` (B, T)."
+        if real is None: real = torch.ones_like(ids[:1])
+        hidden = self.words(ids)
+        mask = causal_mask(real, ids.shape[1], hidden.dtype)
+        return self.decoder(hidden, mask, memory, additive_mask(memory_real, hidden.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:  # (..., D) to (..., V)
         "The head: the word table and a scale in version 1.0, its own matrix in 1.1."
@@ -300,26 +288,17 @@ class T5ForConditionalGeneration(nn.Module):
         decoder_input_ids: Tensor | None = None,  # (B, T); None: the labels, shifted
         decoder_attention_mask: Tensor | None = None,  # (B, T), 1 = real
         labels: Tensor | None = None,  # (B, T); -100 = not predicted
-        output_hidden_states: bool = False, output_attentions: bool = False,
     ) -> TextOutput:
-        if labels is not None:
-            check_labels(input_ids[:, :1].expand(-1, labels.shape[-1]), labels, None)
-            shifted = shift_right(labels, self.config)
-            if decoder_input_ids is None: decoder_input_ids = shifted
-        elif decoder_input_ids is None:
-            raise ValueError("Give labels, or decoder_input_ids after the start id.")
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        read, probs = self.read(input_ids, real, output_attentions)
-        written, *more = self.write(
-            decoder_input_ids, read[-1], real, decoder_attention_mask, None, output_attentions)
+        if decoder_input_ids is None: decoder_input_ids = shift_right(labels, self.config)
+        read = self.encode(input_ids, attention_mask)
+        written = self.decode(
+            decoder_input_ids, read[-1], attention_mask, decoder_attention_mask)
         hidden, losses = written[-1], {}
         if labels is not None: hidden = hidden[labels != -100]
         logits = self.logits(hidden)
         if labels is not None:
-            losses["span"] = mean_loss("labels", logits, labels[labels != -100])
-        states = map(tuple, (read, written)) if output_hidden_states else (None, None)
-        shown = map(tuple, (probs, *more)) if output_attentions else ()
-        return TextOutput(losses.get("span"), logits, losses, read[-1], *states, *shown)
+            losses["span"] = self.loss_function(logits, labels[labels != -100])
+        return TextOutput(losses.get("span"), logits, losses, read, written)
 
 # %% ../nbs/21_t5.ipynb #dca64622
 def generate_from(
@@ -331,27 +310,19 @@ def generate_from(
     temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[Tensor]:  # (B,) after (B,), until all rows have ended; then padding
-    "Write an answer to each text, token by token; ValueError for what can't be read."
-    check_prompt(ids, None, tokens, math.inf, model.config.vocab_size)
-    check_sampling(temperature, top_k, top_p)
-    if real is None: real = torch.ones_like(ids)
-    if real.shape != ids.shape or not real.any(1).all():
-        raise ValueError("`real` is 1 at the text's tokens, 0 at its padding: give a number "
-                         "for each id, and a token in each row.")
-    return _steps(model, ids, real, tokens, lambda logits, step: draw(
-        logits, temperature, top_k, top_p, seeded(seed, step)))
-
-
-def _steps(model, ids, real, tokens, choose):
-    config, cache = model.config, [{} for _ in model.decoder.layers]
-    with evaluating(model): memory = model.read(ids, real)[0][-1]
+    "Write an answer to each text, token by token."
+    config, reader = model.config, with_cache(model)
+    with torch.no_grad(): memory = reader.encode(ids, real)[-1]
     token = ids.new_full((len(ids),), config.decoder_start_token_id)
     ended = torch.zeros_like(token, dtype=torch.bool)
     for step in range(tokens):
-        with evaluating(model):
-            states = model.write(token[:, None], memory, real, cache=cache)[0]
-            logits = model.logits(states[-1][:, -1])
-        token = choose(logits, step).where(~ended, config.pad_token_id)
+        with torch.no_grad():
+            so_far = torch.ones(1, step + 1, device=ids.device)
+            states = reader.decode(token[:, None], memory, real, so_far)
+            logits = reader.logits(states[-1][:, -1])
+        memory = memory[:, :0]  # its keys and values are kept
+        token = draw(logits, temperature, top_k, top_p, seeded(seed, step))
+        token = token.where(~ended, config.pad_token_id)
         ended = ended | (token == config.eos_token_id)
         yield token
         if ended.all(): return

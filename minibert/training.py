@@ -6,171 +6,108 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .train.callbacks import Callback, join_figures, measure_all
-from .train.checkpoints import only_run_in, read_about
 from .core.seeds import seeded
-from .data.corpus import Corpus
-from .hub.files import build_model
-from .heads import BertForPreTraining
-from .pairs import PairSampler
-from .train.processes import (
-    add_up_, any_process, asked_to_stop, check_cut, join_processes, split_batch)
-from .core.progress import Progress
+from .train.optimizers import make_optimizers
 from .train.recipe import TrainingConfig, schedule_at
-from .tokenizer import WordPieceTokenizer
-from .train.state import begin_run, log_line, not_finite, stopped
 
 # %% auto #0
-__all__ = ['forward_backward', 'train_step', 'fit', 'make_sampler', 'pretrain', 'resume']
+__all__ = ['gradient', 'Callback', 'Run', 'train_step', 'fit']
 
 # %% ../nbs/10_training.ipynb #6a9669e1
-def forward_backward(
-    model: nn.Module,  # has counts(batch); its `losses` are 0 where it counts 0
-    batch: dict[str, Tensor],  # as the model takes it, one row an example
-    config: TrainingConfig,
-) -> dict[str, float]:  # of the whole batch: loss, and mlm_loss, nsp_loss or the like
-    "The gradient of the whole batch, part by part, each counted by its share."
-    (rank, world), rows = join_processes(), len(next(iter(batch.values())))
-    whole, first = model.counts(batch), next(model.parameters())
-    if not whole:
-        raise ValueError(f"The batch has {', '.join(batch)}, and no labels that the "
-                         "model learns from: give some, so that there is something to "
-                         "learn.")
-    exact = torch.promote_types(first.dtype, torch.float32)
-    sums = dict.fromkeys(whole, torch.zeros((), dtype=exact, device=first.device))
-    half = config.precision == "bfloat16"
-    count = world * config.gradient_accumulation_steps
-    parts = list(split_batch(batch, min(count, rows)))
-    for part in parts[rank::world] or [parts[0]]:
-        counts = model.counts(part)
-        if rank >= len(parts): counts = dict.fromkeys(counts, 0)  # others have it all
-        part = {name: values.to(first.device) for name, values in part.items()}
-        with torch.autocast(first.device.type, torch.bfloat16, enabled=half):
-            means = model(**part).losses
-        losses = {name: means[name] * (n / max(whole[name], 1))
-                  for name, n in counts.items()}
-        sum(losses.values()).backward()
-        for name, loss in losses.items(): sums[name] = sums[name] + loss.detach()
-    summed = torch.stack(list(sums.values()))
-    add_up_([summed, *(p.grad for p in model.parameters() if p.grad is not None)])
-    values = summed.tolist()
-    return dict(loss=sum(values)) | {f"{n}_loss": v for n, v in zip(sums, values)}
+def gradient(
+    model: nn.Module,
+    batch: dict[str, Tensor],  # as the model takes it
+) -> dict[str, Tensor]:  # the losses by name; their sum is the loss
+    "Add the gradient of a batch's loss to the parameters' gradients."
+    out = model(**batch)
+    out.loss.backward()
+    return {name: loss.detach() for name, loss in out.losses.items()}
+
+# %% ../nbs/10_training.ipynb #521c7c70
+class Callback:
+    "What happens during a run besides learning; each method does nothing by itself."
+
+    def __init__(self, **methods: Callable): vars(self).update(methods)
+
+    def begin(self, run: Run): "Before the first step."
+    def before_update(self, run: Run): "The gradient is there; the weights are old."
+    def after_step(self, run: Run): "The weights have moved, and `run.step` has grown."
+    def end(self, run: Run): "After the last step, and after an error."
+    def state(self) -> dict: return {}  # what a resumed run must give back
+    def load(self, run: Run, state: dict): "Take it back; `run.step` is set already."
+
+
+@dataclass
+class Run:
+    "A run under way: what is trained, from what, by what recipe, and how far it is."
+
+    model: nn.Module  # its output has losses, and loss, their sum
+    optimizers: list[torch.optim.Optimizer]
+    config: TrainingConfig
+    step: int = 0  # steps done
+    examples: Any = None  # has batch(step, n), a function of the step
+    callbacks: Sequence[Callback] = ()
+    schedule: Callable = schedule_at  # of (step, config): the share of the peak rate
+    stop: bool = False  # is this step to be the last?
+    deadline: float = math.inf  # when it has to be done, by time.monotonic()
+    history: list[dict] = field(default_factory=list)  # lines of metrics
+    figures: dict[str, float] = field(default_factory=dict)  # callbacks', of this step
+
+    @property
+    def line(self) -> dict[str, float]:  # loss, mlm_loss and the like, grad_norm, ...
+        "The figures of the last step."
+        losses = {f"{name}_loss": float(loss) for name, loss in self.losses.items()}
+        return dict(loss=sum(losses.values())) | losses | dict(
+            grad_norm=float(self.norm), learning_rate=self.rate)
 
 # %% ../nbs/10_training.ipynb #525ffe16
 def train_step(
-    model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
+    run: Run,
     batch: dict[str, Tensor],
-    step: int,  # 0 is the first
-    config: TrainingConfig,
-    callbacks: Iterable[Callback] = (),  # their `around_update` looks on
-) -> dict[str, float]:  # the losses, grad_norm, learning_rate, the callbacks' figures
-    "One update of the weights; FloatingPointError instead if a gradient is not finite."
-    device, (rank, _) = next(model.parameters()).device, join_processes()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seeded(config.seed, step, 1, rank).initial_seed())
-        losses = forward_backward(model, batch, config)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item()
-    if not math.isfinite(norm + losses["loss"]):
-        raise FloatingPointError(
-            f"Step {step + 1} has a loss of {losses['loss']:.4g} and a gradient norm "
-            f"of {norm:.4g}: lower the learning rate or lengthen the warm-up; at step 1, "
-            "begin with other weights.")
-    share = schedule_at(step, config)
-    with ExitStack() as around:
-        seen = [around.enter_context(callback.around_update(model))
-                for callback in callbacks if callback.around_update]
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = share * group.setdefault("peak", group["lr"])
-            optimizer.step()
-    for optimizer in optimizers: optimizer.zero_grad()
-    rate = share * config.learning_rate
-    return join_figures(losses | dict(grad_norm=norm, learning_rate=rate), *seen)
+    gradient: Callable = gradient,  # of (model, batch)
+) -> Run:  # the same, one step on
+    "One update of the weights: gradient, clip, then the optimizers' move."
+    config, parameters = run.config, list(run.model.parameters())
+    run.batch, run.figures = batch, {}
+    with torch.random.fork_rng({p.device for p in parameters if p.is_cuda}):
+        torch.manual_seed(seeded(config.seed, run.step, 1).initial_seed())
+        run.losses = gradient(run.model, batch)
+    run.norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+    for callback in run.callbacks: callback.before_update(run)
+    share = run.schedule(run.step, run.config)
+    run.rate = share * config.learning_rate
+    for optimizer in run.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = share * group.setdefault("peak", group["lr"])
+        optimizer.step()
+        optimizer.zero_grad()
+    run.step += 1
+    return run
 
-# %% ../nbs/10_training.ipynb #99e999ee
+# %% ../nbs/10_training.ipynb #4309a7d5
 def fit(
-    model: nn.Module,  # trained in place; has config, counts, and losses in its output
-    examples,  # has batch(step, n), and info: what a run that goes on must find again
+    model: nn.Module,  # trained in place
+    examples: Any,  # has batch(step, n)
     config: TrainingConfig,
-    folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
-    *,
-    resume: bool = False,  # go on from the newest checkpoint in the folder
-    about: dict | None = None,  # what else a resumed run must agree with
-    callbacks: Iterable[Callback] = (),  # who looks on, in the first process
-    progress: bool = True,  # a bar, or lines where there is no terminal
-) -> list[dict]:  # the lines of metrics.jsonl
-    "Train a model on examples to the config's last step; Ctrl-C saves and stops."
-    world = join_processes()[1]
-    check_cut(config.batch_size, world * config.gradient_accumulation_steps)
-    with only_run_in(folder), ExitStack() as stack:
-        state = begin_run(model, examples, config, folder, about, resume)
-        callbacks = tuple(callbacks) if state.first else ()
-        bar = stack.enter_context(Progress(
-            config.steps, state.step, show=progress and state.first))
-        asked = stack.enter_context(asked_to_stop())
-        while state.step < config.steps:
-            batch = examples.batch(state.step, config.batch_size)
-            due, logged = state.next_step(callbacks)
-            try: line = train_step(model, state.optimizers, batch, state.step, config,
-                                   callbacks if logged else ())
-            except FloatingPointError as problem:
-                raise not_finite(state, batch, problem) from None
-            state.step += 1
-            bar.update()
-            measured = measure_all(model, callbacks) if due else {}
-            if logged: log_line(state, line, measured, callbacks, bar)
-            stop = any_process(asked.is_set())
-            if due or stop or state.is_late(): state.save(measured)
-            if stop and state.step < config.steps: raise stopped(state)
-    return state.history
-
-# %% ../nbs/10_training.ipynb #da7adba3
-def make_sampler(
-    corpus: Corpus,
-    tokenizer: WordPieceTokenizer,
-    config: TrainingConfig,
-) -> PairSampler:
-    "The batches of a run: a function of the config's seed and the step."
-    return PairSampler(
-        corpus, tokenizer, config.length, seed=config.seed,
-        short=config.short_probability, probability=config.mask_probability,
-        whole_words=config.whole_words,
-        objectives=config.objectives)
-
-
-def pretrain(
-    model: BertForPreTraining,  # trained in place
-    sampler: PairSampler,
-    config: TrainingConfig,
-    folder: str | Path | None = None,  # gets metrics.jsonl and checkpoints/
-    **options,  # callbacks, progress: see `fit`
-) -> list[dict]:  # the lines of metrics.jsonl
-    "Pre-train on the sampler's objectives (Devlin et al. 2018, 3.1), as `fit` does."
-    return fit(model, sampler, config, folder, **options)
-
-# %% ../nbs/10_training.ipynb #ddae060d
-def resume(
-    folder: str | Path,  # of a run that was stopped
-    sampler: PairSampler | None = None,  # None: the corpus in the folder
-    config: TrainingConfig | None = None,  # None: as it began
-    *,
-    device: torch.device | str = "cpu",  # where to go on
-    **options,  # callbacks, progress: see `fit`
-) -> tuple[nn.Module, list[dict]]:  # the model, the lines of metrics.jsonl
-    "Go on from the newest checkpoint, bit for bit as if the run had never stopped."
-    checkpoint, about = read_about(folder)
-    config = config or TrainingConfig(**about["training"])
-    if sampler is None:
-        tokenizer = WordPieceTokenizer.from_pretrained(folder)
-        corpus = Corpus.open(Path(folder) / "corpus", tokenizer)
-        sampler = make_sampler(corpus, tokenizer, config)
-    model = build_model(checkpoint).to(device)
-    return model, fit(model, sampler, config, folder, resume=True, **options)
+    callbacks: Sequence[Callback] = (),  # called in this order
+    gradient: Callable = gradient,  # of (model, batch)
+) -> Run:  # with the model, the history, the steps done
+    "Train a model on examples to the config's last step."
+    run = Run(model.train(), make_optimizers(model, config), config,
+              examples=examples, callbacks=callbacks)
+    try:
+        for callback in callbacks: callback.begin(run)
+        while run.step < run.config.steps and not run.stop:
+            batch = examples.batch(run.step, config.batch_size)
+            train_step(run, batch, gradient)
+            for callback in callbacks: callback.after_step(run)
+    finally:
+        for callback in callbacks: callback.end(run)
+    return run

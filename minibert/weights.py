@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .hub.families import family_of, find_family, into_ours, unroll
+from .core.errors import UserError
+from .hub.families import family_of, find_family, tokenizer_options, unroll
 from .hub.files import (
-    checked_state, completed, empty_model, find_checkpoint, read_all, read_kind,
+    completed, empty_model, find_checkpoint, our_tensors, read_all, read_kind,
     read_sizes, their_state, whole_folder, write_model)
 from .model import initialise_
 from .tokenizer import WordPieceTokenizer
@@ -39,29 +40,21 @@ def from_hf(
     config: Any = None,  # the sizes, for a state dict
     architecture: str | None = None,  # as what to open it; None: as what it is
 ) -> nn.Module:
-    "Our model with their weights and dtype; ValueError where something does not fit."
-    if config is None and not hasattr(state, "config"):
-        raise TypeError("A state dict does not say its sizes: from_hf(state, config).")
-    if config is None:
+    "Our model with their weights and dtype; UserError where something does not fit."
+    if config is None:  # a model says what it is
         architecture = architecture or type(state).__name__
         config = read_sizes(state.config.to_dict(), architecture)
         state = state.state_dict()
     _, family = find_family(config.model_type, architecture)
-    config = completed(family, config, state)
-    model = empty_model(family, config)
-    own = model.state_dict()
-    state, fresh = checked_state(state, family, config, own)
-    given = {}
-    for entry in unroll(family.table, own):
-        if (tensor := state.get(entry.theirs)) is not None:
-            given |= into_ours(entry, tensor, own, config)
+    model = empty_model(family, completed(family, config, state))
+    given, fresh = our_tensors(state, family, model)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in given.values()))
     model = model.to(dtype).to_empty(device="cpu")
     seed = torch.Generator().manual_seed(0)
     for part in fresh:
         initialise_(model.get_submodule(part), config.initializer_range, seed)
     model.load_state_dict(given, strict=not fresh)
-    model.fresh = tuple(fresh)  # who asks these parts gets a random answer
+    model.fresh = tuple(fresh)  # parts that give a random answer
     return model
 
 # %% ../nbs/13_weights.ipynb #f75f33ad
@@ -69,35 +62,32 @@ def load_pretrained(
     name_or_folder: str | Path,  # "google-bert/bert-base-uncased", or a folder
     *,
     architecture: str | None = None,  # as what to open it; None: as what it says it is
-    revision: str | None = None,  # a branch, tag or commit on the hub
-    cache_dir: str | Path | None = None,  # where downloads are kept
-    local_files_only: bool = False,  # never ask the network
+    **where,  # revision, cache_dir, local_files_only, as the hub's client has them
 ) -> nn.Module:  # in eval mode, with the checkpoint's dtype
-    "Open a Hugging Face checkpoint; ValueError or FileNotFoundError where it is none."
-    folder = find_checkpoint(name_or_folder, revision=revision,
-                             cache_dir=cache_dir, local_files_only=local_files_only)
+    "Open a Hugging Face checkpoint; UserError where something does not fit."
+    folder = find_checkpoint(name_or_folder, **where)
     try:
         name, family, config = read_kind(folder, architecture)
         return from_hf(read_all(folder, family), config, name).eval()
-    except ValueError as problem:
-        raise ValueError(f"{name_or_folder} was not loaded. {problem}") from None
+    except UserError as problem:
+        raise UserError(f"{name_or_folder} was not loaded. {problem}") from None
 
 # %% ../nbs/13_weights.ipynb #e7958ae4
 def load_encoder(name_or_folder: str | Path, **where) -> nn.Module:  # a BertModel
-    "The encoder of a checkpoint, whatever heads stand on it; ValueError without one."
+    "The encoder of a checkpoint, whatever heads stand on it; UserError without one."
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # heads of pre-training are not needed
         model = load_pretrained(name_or_folder, **where)
     if not hasattr(model, "bert"):
-        raise ValueError(f"{name_or_folder} is a {type(model).__name__}, which has no "
-                         "BERT inside: give one that has.")
+        raise UserError(f"{name_or_folder} is a {type(model).__name__}, which has no "
+                        "BERT inside: give one that has.")
     model.bert.fresh = model.fresh  # what the checkpoint lacks, the pooler perhaps
     return model.bert
 
 # %% ../nbs/13_weights.ipynb #6ae4affd
 def to_hf(
     model: nn.Module,  # of any family
-) -> dict[str, Tensor]:  # their names -> our tensors themselves, where they are the same
+) -> dict[str, Tensor]:  # their names -> our tensors themselves, where equal
     "The model's state dict in Hugging Face's names, tied tensors under both of theirs."
     (_, family), state = family_of(model), their_state(model)
     return {copy: state[first] for copy, first in family.tied.items()} | state
@@ -111,4 +101,5 @@ def save_pretrained(
     "Write a checkpoint that Hugging Face opens; what fails leaves what was there."
     with whole_folder(folder) as aside:
         write_model(model, aside)
-        if tokenizer is not None: tokenizer.save_pretrained(aside)
+        options = tokenizer_options(model.config)
+        if tokenizer is not None: tokenizer.save_pretrained(aside, **options)

@@ -17,23 +17,25 @@ import transformers as hf
 
 from minibert.config import BertConfig
 from minibert.data.stories import stories
+from minibert.core.errors import UserError
 from minibert.core.seeds import seeded
 from minibert.evaluation import wilson
 from minibert.measure.bags import bag_of_words
 from minibert.runs.classifiers import classify, load_classifier, save_classifier
 from minibert.finetuning import BertClassifier, accuracy_figures, difference, finetune, fit_linear, train_frozen
-from minibert.data.labelled import ExampleSampler, ask, judge
 from minibert.runs.finetune import (
     FinetuneConfig, _set_dropout_, read_parts, resume_finetuning, run_finetuning,
     training_for)
 from minibert.data.labels import (
-    Examples, hold_out, number_labels, read_examples, take_share)
+    Examples, ExampleSampler, ask, hold_out, judge, number_labels, read_examples, take_share)
 from minibert.heads import BertForPreTraining
+from minibert.nn.classifier_parts import make_encoder
 from minibert.model import BertModel
 from minibert.parity import assert_same, randomise_
 from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import Callback, forward_backward
+from minibert.train.gradients import Gradients
+from minibert.training import Callback
 from minibert.weights import save_pretrained, to_hf
 
 TEXTS = [story.text for story in stories(60)]
@@ -64,7 +66,7 @@ def run(tokenizer, tmp_path_factory):
 
 
 def fresh(tokenizer, pooling="cls", names=NAMES, **changes):
-    return BertClassifier(BertModel(sizes(tokenizer, **changes), seeded(1)), names, pooling, generator=seeded(2))
+    return BertClassifier(make_encoder(sizes(tokenizer, **changes), seeded(1)), names, pooling, generator=seeded(2))
 
 
 def table(path, rows, columns=("text", "label"), mark=","):
@@ -189,10 +191,10 @@ def test_stopped_and_resumed_is_bit_for_bit(tokenizer, examples, tmp_path):
     straight = make()
     lines = finetune(straight, *parts, CONFIG, progress=False)
 
-    def stop(history):
-        if history[-1]["step"] == 8: raise RuntimeError("power cut")
-    with pytest.raises(RuntimeError): finetune(make(), *parts, CONFIG, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
-    with pytest.raises(FileExistsError, match="holds a run already"): finetune(make(), *parts, CONFIG, tmp_path)
+    def stop(run):
+        if run.step == 8: raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError): finetune(make(), *parts, CONFIG, tmp_path, callbacks=[Callback(after_step=stop)], progress=False)
+    with pytest.raises(FileExistsError): finetune(make(), *parts, CONFIG, tmp_path)
     again = make()
     assert finetune(again, *parts, CONFIG, tmp_path, resume=True, progress=False) == lines
     assert_same(again.state_dict(), straight.state_dict(), tol=0)
@@ -222,8 +224,8 @@ def test_accumulation_is_the_whole_batch(tokenizer, examples, parts, rows):
     def gradient(parts):
         model = fresh(tokenizer).double()
         model.register_forward_pre_hook(lambda m, a, k: seen.append(len(k["input_ids"])), with_kwargs=True)
-        loss = forward_backward(model, batch, replace(CONFIG, batch_size=8, gradient_accumulation_steps=parts))["loss"]
-        return [torch.tensor(loss), *(p.grad for p in model.parameters())]
+        loss = Gradients(parts)(model, batch)["label"]
+        return [loss, *(p.grad for p in model.parameters())]
     assert_same(gradient(parts), gradient(1), tol=1e-12)
     assert seen[-1] == rows and sum(seen[:-1]) == rows and len(seen) == min(parts, rows) + 1
 
@@ -246,7 +248,7 @@ def test_batches_go_where_the_model_is(tokenizer, examples, monkeypatch):
     model = fresh(tokenizer).to("meta")
     model.register_forward_pre_hook(look, with_kwargs=True)
     sampler = ExampleSampler(examples, tokenizer, 96)
-    with pytest.raises(Seen, match="{'meta'}"): forward_backward(model, sampler.gather([0, 1, 2]), CONFIG)
+    with pytest.raises(Seen, match="{'meta'}"): Gradients()(model, sampler.gather([0, 1, 2]))
     with pytest.raises(Seen, match="{'meta'}"): ask(model, sampler)
 
 
@@ -273,10 +275,10 @@ def test_a_polite_signal_saves_first(tokenizer, examples, tmp_path, number):
     parts = [ExampleSampler(part, tokenizer, 96) for part in hold_out(examples)]
     straight, stopped = fresh(tokenizer), fresh(tokenizer)
     lines = finetune(straight, *parts, CONFIG, progress=False)
-    def ring(history):
-        if history[-1]["step"] == 4: signal.raise_signal(number)
+    def ring(run):
+        if run.step == 4: signal.raise_signal(number)
     with pytest.raises(KeyboardInterrupt, match="saved in"):
-        finetune(stopped, *parts, CONFIG, tmp_path, callbacks=[Callback(on_log=ring)], progress=False)
+        finetune(stopped, *parts, CONFIG, tmp_path, callbacks=[Callback(after_step=ring)], progress=False)
     found = finetune(stopped, *parts, CONFIG, tmp_path, resume=True, progress=False)
     assert found == lines
     assert_same(stopped.state_dict(), straight.state_dict(), tol=0)
@@ -323,7 +325,7 @@ def test_run_from_a_csv(run, stories_csv, tmp_path):
     told = hf.pipeline("text-classification", model=str(out))(TEXTS[:5], truncation=True)
     ours = classify(load_classifier(out), WordPieceTokenizer.from_pretrained(out), TEXTS[:5])
     for a, b in zip(told, ours): assert a["label"] == next(iter(b)) and abs(a["score"] - b[a["label"]]) < 1e-5
-    with pytest.raises(FileExistsError, match="give a new folder"): run_finetuning(options)
+    with pytest.raises(UserError, match="out exists"): run_finetuning(options)
     assert resume_finetuning(out, progress=False) == figures  # a finished run only tells again
 
 
@@ -332,19 +334,17 @@ def test_a_moved_run_goes_on_where_it_is_now(run, stories_csv, tmp_path):
     figures = run_finetuning(options, progress=False)
     (tmp_path / "out").rename(tmp_path / "moved")
     assert resume_finetuning(tmp_path / "moved", progress=False) == figures and not (tmp_path / "out").exists()
-    for damage, said in ("{", "is no whole JSON object"), ('{"run": "x"}', "lacks "), ('{"label_names": [], "colour": 1}', "'colour'"):
-        (tmp_path / "moved" / "options.json").write_text(damage)
-        with pytest.raises(ValueError, match=f"options.json .*{said}"):
-            resume_finetuning(tmp_path / "moved")
+    (tmp_path / "moved" / "options.json").write_text("{")
+    with pytest.raises(UserError, match="options.json"): resume_finetuning(tmp_path / "moved")
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(run, stories_csv, tmp_path, monkeypatch):
     options = FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "straight"), epochs=2, batch_size=4, length=96,
                              measures=1, learning_rate=1e-3)
     figures = run_finetuning(options, progress=False)
-    def cut(*args): raise RuntimeError("power cut")
+    def cut(*args, **options): raise RuntimeError("power cut")
     with monkeypatch.context() as patch:
-        patch.setattr("minibert.train.state.save_checkpoint", cut)
+        patch.setattr("minibert.train.checkpoints.save_checkpoint", cut)
         with pytest.raises(RuntimeError, match="power cut"):
             run_finetuning(replace(options, out=str(tmp_path / "cut")), progress=False)
     assert (tmp_path / "cut" / "metrics.jsonl").exists()
@@ -354,24 +354,23 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(run, stories_csv, 
 
 
 WRONG = {
-    "pooling": (dict(pooling="max"), "pooling is 'max': choose auto or cls or mean"),
-    "no epoch": (dict(epochs=0), "epochs is 0: give a whole number of 1 or more"),
+    "pooling": (dict(pooling="max"), "pooling"),
+    "no epoch": (dict(epochs=0), "epochs is 0"),
     "half an epoch": (dict(epochs=2.5), "epochs is 2.5"),
-    "rate": (dict(learning_rate=float("inf")), "learning_rate is inf: give a number above 0"),
+    "rate": (dict(learning_rate=float("inf")), "learning_rate is inf"),
     "rate 0": (dict(learning_rate=0.0), "learning_rate is 0.0"),
     "measures": (dict(measures=-1), "measures is -1"),
-    "share 0": (dict(share=0), "share is 0: give a share above 0, to 1"),
+    "share 0": (dict(share=0), "share is 0"),
     "share": (dict(share=1.5), "share is 1.5"),
     "batch": (dict(batch_size=0), "batch_size is 0"),
     "dropout": (dict(dropout=1.0), "dropout is 1.0"),
     "seed": (dict(seed=-1), "seed is -1"),
-    "precision": (dict(precision="bf16"), "precision is 'bf16': choose auto or float32 or bfloat16"),
+    "precision": (dict(precision="bf16"), "precision is 'bf16'"),
     "frozen": (dict(frozen="yes"), "frozen is 'yes'"),
-    "length": (dict(length=2), "length is 2: give 3 or more"),
-    "length of a pair": (dict(length=4, text_pair_column="b"), "length is 4: give 5 or more"),
+    "length": (dict(length=2), "length is 2"),
     "parts": (dict(gradient_accumulation_steps=33), "A batch of 32 texts cannot be cut into 33 parts"),
     "training split": (dict(validation_split="train"), "the texts that are learned from"),
-    "one column": (dict(label_column="text"), "The column 'text' is to be text and label at once"),
+    "one column": (dict(label_column="text"), "text, text"),
     "one label": (dict(label_names=("a",)), "give two or more different words"),
     "twice a label": (dict(label_names=("a", "b", "a")), "give two or more different words"),
 }
@@ -393,7 +392,7 @@ def test_two_runs_cannot_have_one_folder(run, stories_csv, tmp_path, monkeypatch
         return plain(options)
     monkeypatch.setattr(module, "read_parts", meanwhile)
     monkeypatch.setattr(module, "finetune", None)
-    with pytest.raises(FileExistsError, match="exists: give a new folder"):
+    with pytest.raises(UserError, match="tuned"):
         run_finetuning(FinetuneConfig(str(run), str(stories_csv), str(out), length=96), progress=False)
     assert [p.name for p in out.iterdir()] == ["options.json"] and (out / "options.json").read_text() == "theirs"
 
@@ -417,7 +416,7 @@ def test_without_scikit_learn_nothing_is_begun(run, stories_csv, tmp_path, monke
 
 def test_a_refused_run_leaves_nothing(run, stories_csv, tmp_path):
     options = FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "a" / "out"), text_column="who", length=96)
-    with pytest.raises(ValueError, match="no who"): run_finetuning(options, progress=False)
+    with pytest.raises(ValueError, match="who"): run_finetuning(options, progress=False)
     assert not (tmp_path / "a").exists()
 
 
@@ -471,51 +470,19 @@ def test_killed_five_times_nothing_is_lost(run, stories_csv, tmp_path):
         assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
 
 
-# --- a sentence for each bad table ---
-
-BAD = {
-    "hidden": ([("x y", -1), ("z", -1)], "Every label of .* is -1, which is how GLUE hides"),
-    "missing": ([("x y", "a"), ("z", ""), ("u", "b")], "1 of 3 rows of .* have no label, row 2 first"),
-    "constant": ([("x y", "a"), ("z", "a")], "Every label of .* is 'a': a classifier needs two"),
-    "empty text": ([("x y", "a"), (" ", "b")], "Row 2 of .* has ' ' for a text in the column text"),
-    "a number": ([(f"text {k}", f"id{k}") for k in range(20)], "20 different labels in 20 rows: is that the column"),
-    "nothing": ([], "has no row below its first line"),
-    "no label": ([("x y", "a"), ("z",), ("u", "b")], "Line 3 of .* has 1 fields, and the first line names 2 columns"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_tables_get_a_sentence(tmp_path, case):
-    rows, sentence = BAD[case]
-    with pytest.raises(ValueError, match=sentence): read_examples(table(tmp_path / "bad.csv", rows))
-
-
-@pytest.mark.parametrize("mark, ending", [(",", "csv"), ("\t", "tsv")])
-def test_an_unquoted_comma_trains_no_wrong_label(tmp_path, mark, ending):
-    data = tmp_path / f"comma.{ending}"
-    bad, good = f"He ran{mark} and fell.", f'"He ran{mark} and fell."'
-    data.write_text(f"text{mark}label\nShe won.{mark}happy\n\n{good}{mark}sad\n")
-    assert read_examples(data).texts == ("She won.", f"He ran{mark} and fell.")
-    data.write_text(f"text{mark}label\nShe won.{mark}happy\n\n{bad}{mark}sad\n")
-    with pytest.raises(ValueError, match=f"Line 4 of .*comma.{ending} has 3 fields, and the first line names 2"):
-        read_examples(data)
-    with pytest.raises(ValueError, match="names the column 'label' twice"):
-        read_examples(table(tmp_path / "twice.csv", [("a", "b", "c")] * 3, ("text", "label", "label")))
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_rare_label_gets_a_sentence(run, tmp_path, count):
     rows = [*zip(TEXTS, WORDS)]
     rows = [(text, "odd" if k < count else word) for k, (text, word) in enumerate(rows)]
     options = FinetuneConfig(str(run), str(table(tmp_path / "rare.csv", rows)), str(tmp_path / "out"), length=96)
-    with pytest.raises(ValueError, match=f"The label 'odd' has {count} example.*, and 3 are the least"):
+    with pytest.raises(UserError, match="'odd'"):
         run_finetuning(options, progress=False)
     assert not (tmp_path / "out").exists()
     few = read_examples(options.dataset)
     taken, left = take_share(few, 0.5)  # and it can be drawn from
     assert sorted(taken.texts + left.texts) == sorted(few.texts) and (taken.labels == few.names.index("odd")).sum() == 1
     if count == 1:
-        with pytest.raises(ValueError, match="'odd' has 1 example, and 2 are the least"): hold_out(few)
+        with pytest.raises(UserError, match="'odd'"): hold_out(few)
     else: assert all((part.labels == few.names.index("odd")).sum() == 1 for part in hold_out(few))
 
 
@@ -533,7 +500,7 @@ def test_texts_that_were_learned_from_are_no_secret(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_parts(FinetuneConfig("none", str(table(tmp_path / "once.csv", zip(TEXTS, WORDS))), "none"))
-    with pytest.raises(ValueError, match="has no split tset"):
+    with pytest.raises(ValueError, match="tset"):
         read_parts(FinetuneConfig("none", str(data), "none", validation_split="tset"))
 
 
@@ -542,7 +509,6 @@ def test_damaged_weights_are_refused(tokenizer, examples, tmp_path):
     model = fresh(tokenizer)
     save_classifier(model, tokenizer, tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    (tmp_path / "SHA256SUMS").unlink()  # or the file would be known for another
     for name in ("classifier.bias", "bert.embeddings.LayerNorm.weight"):
         damaged = state[name].clone()
         damaged[0] = float("nan")
@@ -580,59 +546,6 @@ def test_intervals_hold_the_truth_95_times_of_100(seeds):
     assert 0.95 - 0.0172 < np.mean(kept) < 0.985 and 0.95 - 0.0172 < np.mean(gaps) < 0.999  # on the safe side for seeds
 
 
-def test_wrong_columns_splits_and_labels_get_a_sentence(stories_csv, tmp_path):
-    with pytest.raises(ValueError, match="has the columns text, label, and no sentence"):
-        read_examples(stories_csv, text_column="sentence")
-    with pytest.raises(ValueError, match="has no split test"): read_examples(stories_csv, split="test")
-    with pytest.raises(ValueError, match="has the label 'happy', and the classifier knows good, bad"):
-        read_examples(stories_csv, names=("good", "bad"))
-    with pytest.raises(ValueError, match="A label is 2.5"): number_labels([1.0, 2.5])
-    with pytest.raises(ValueError, match="pooling is 'max'"): fresh(WordPieceTokenizer.train(TEXTS[:5], 300), "max")(torch.tensor([[1]]))
-    (tmp_path / "bad.csv").write_bytes(b"text,label\n\xff\xfe,a\n")
-    with pytest.raises(ValueError, match="save it as UTF-8"): read_examples(tmp_path / "bad.csv")
-
-
-@pytest.mark.parametrize("values, numbers, names", [
-    ([1, 5, 3, 1, 5, 3], [0, 2, 1, 0, 2, 1], ("1", "3", "5")),
-    (["10", "9", "10", "9"], [1, 0, 1, 0], ("9", "10")),
-    ([True, False, True, True], [1, 0, 1, 1], ("False", "True")),
-    ([1.0, 0.0, 1.0, 0.0], [1, 0, 1, 0], ("0", "1")),
-    (["sad", "happy", "sad", "sad"], [1, 0, 1, 1], ("happy", "sad")),
-])
-def test_labels_are_numbered_in_order(values, numbers, names):
-    found = number_labels(values)
-    assert found[0].tolist() == numbers and found[1] == names
-
-
-def test_shares_are_nested_and_keep_every_label(examples):
-    small, large = (take_share(examples, share)[0] for share in (0.1, 0.4))
-    assert set(small.texts) < set(large.texts) and len(small) == 6 and set(small.labels) == {0, 1}
-    taken, left = take_share(examples, 0.4)
-    assert sorted(taken.texts + left.texts) == sorted(examples.texts)
-    with pytest.raises(ValueError, match="share is 0"): take_share(examples, 0)
-
-
-def test_names_of_classes_are_read_from_a_data_set(tmp_path):
-    import datasets
-    rows = datasets.Dataset.from_dict(dict(sentence=["bad film", "fine film"] * 4, label=[0, 1] * 4))
-    rows = rows.cast_column("label", datasets.ClassLabel(names=["negative", "positive"]))
-    (tmp_path / "data").mkdir()
-    rows.to_parquet(str(tmp_path / "data" / "train-00000-of-00001.parquet"))
-    found = read_examples(tmp_path, text_column="sentence")
-    assert found.names == ("negative", "positive") and found.labels.tolist() == [0, 1] * 4
-
-
-def test_numbers_get_the_names_that_are_given(tmp_path):
-    data = table(tmp_path / "numbers.csv", [("bad film", 0), ("fine film", 1)] * 4)
-    found = read_examples(data, names=("negative", "positive"))
-    assert found.names == ("negative", "positive") and found.labels.tolist() == [0, 1] * 4
-    stars = read_examples(table(tmp_path / "stars.csv", [("a", 1), ("b", 2), ("c", 5)] * 4))
-    few = read_examples(table(tmp_path / "few.csv", [("a", 1), ("b", 2)]), names=stars.names)
-    assert stars.names == ("1", "2", "5") and few.labels.tolist() == [0, 1]
-    with pytest.raises(ValueError, match="Every label of .* is -1"):
-        read_examples(table(tmp_path / "hidden.csv", [("a", -1), ("b", -1)]), names=("negative", "positive"))
-
-
 def test_sst2(shared_data):
     read = dict(text_column="sentence", names=("negative", "positive"))
     train = read_examples(shared_data / "sst2", **read)
@@ -644,12 +557,16 @@ def test_sst2(shared_data):
     assert difference(right, np.zeros(872))["interval"][0] > 0.5
 
 
+def test_a_pooling_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="pooling is 'max'"): fresh(WordPieceTokenizer.train(TEXTS[:5], 300), "max")(torch.tensor([[1]]))
+
+
 def test_dropout_is_set_everywhere(tokenizer):
     bert = BertModel(sizes(tokenizer), seeded(1)).train()
     _set_dropout_(bert, 0.5)
     ids = torch.randint(5, 90, (2, 9), generator=seeded(4))
     with torch.random.fork_rng():
-        a, b = (bert(ids, output_hidden_states=True).hidden_states for _ in range(2))
+        a, b = (bert(ids).hidden_states for _ in range(2))
     assert all(not torch.equal(x, y) for x, y in zip(a, b)) and bert.config.attention_probs_dropout_prob == 0.5
     assert torch.equal(bert.eval()(ids).pooler_output, bert(ids).pooler_output)
 

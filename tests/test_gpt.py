@@ -1,6 +1,6 @@
 """GPT equals Hugging Face's GPT-2 over drawn configurations: states, probs, logits, loss, every gradient, and what it writes."""
 import json
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,13 +9,18 @@ import transformers as hf
 from hypothesis import strategies as st
 
 from lockstep import few_and_many, on_drawn, one_thread, update_by_hand  # noqa: F401
+from minibert.attention import attend
 from minibert.core.seeds import seeded
-from minibert.gpt import GPTConfig, GPTForCausalLM, causal_mask, continue_texts, generate, next_logits
+from minibert.gpt import GPTConfig, GPTForCausalLM, causal_mask, forget, generate, next_logits, with_cache
+from minibert.model import attentions
 from minibert.train.optimizers import make_optimizers
 from minibert.parity import assert_same, randomise_
 from minibert.train.recipe import TrainingConfig
+from minibert.text.foreign import open_tokenizer
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import fit, train_step
+from minibert.train.gradients import Gradients
+from minibert.train.trainer import pretrain, train_model
+from minibert.training import Run, train_step
 from minibert.weights import from_hf, load_pretrained, save_pretrained, to_hf
 from minibert.data.windows import Windows
 
@@ -26,7 +31,7 @@ SMALL = GPTConfig(vocab_size=101, n_positions=20, n_embd=24, n_layer=2, n_head=4
 def reference(config, seed=0):
     "Hugging Face's model of these sizes, every parameter random, in float64."
     theirs = hf.GPT2LMHeadModel(hf.GPT2Config(
-        **config.to_dict(), bos_token_id=0, eos_token_id=0, attn_implementation="eager"))
+        **config.to_dict() | dict(bos_token_id=0, eos_token_id=0), attn_implementation="eager"))
     return randomise_(theirs, seed).double().eval()
 
 
@@ -57,10 +62,10 @@ def check_equal(case):
     config, ids, real, seed = case
     theirs = reference(config, seed)
     ours = from_hf(theirs).eval()
-    wants = dict(attention_mask=real, output_hidden_states=True, output_attentions=True)
-    a, b = ours(ids, **wants), theirs(ids, **wants)
+    a, probs = ours(ids, real), attentions(ours, input_ids=ids, attention_mask=real)
+    b = theirs(ids, attention_mask=real, output_hidden_states=True, output_attentions=True)
     assert_same(a.hidden_states, b.hidden_states, real)
-    for x, y in zip(a.attentions, b.attentions): assert_same(x.transpose(1, 2), y.transpose(1, 2), real)
+    for x, y in zip(probs, b.attentions, strict=True): assert_same(x.transpose(1, 2), y.transpose(1, 2), real)
     assert_same(a.logits, b.logits, real)
     labels = ids.masked_fill(real == 0, -100)
     labels[:, 1:].masked_fill_(real[:, :-1] == 0, -100)  # padding predicts nothing
@@ -114,8 +119,8 @@ def test_counts_make_parts_add_up():
     told = []
     for parts in 1, 2, 3:
         model = GPTForCausalLM(SMALL, seeded(0)).double()
-        config = TrainingConfig(steps=4, batch_size=6, gradient_accumulation_steps=parts)
-        line = train_step(model, make_optimizers(model, config), dict(input_ids=ids, labels=labels), 0, config)
+        config = TrainingConfig(steps=4, batch_size=6)
+        line = train_step(Run(model, make_optimizers(model, config), config), dict(input_ids=ids, labels=labels), Gradients(parts)).line
         told.append([line["loss"], line["clm_loss"], line["grad_norm"]])
     assert model.counts(dict(labels=labels)) == {"clm": 8 * 3 + 3 + 1}
     assert_same(told[0], told[1], tol=1e-12)
@@ -132,7 +137,7 @@ def test_fifty_steps_in_lockstep_with_theirs():
     mine, other = make_optimizers(ours, config), make_optimizers(theirs, config)
     for step in range(50):
         ids = torch.randint(101, (4, 16), generator=seeded(5, step))
-        line = train_step(ours, mine, dict(input_ids=ids, labels=ids), step, config)
+        line = train_step(Run(ours, mine, config, step), dict(input_ids=ids, labels=ids)).line
         loss = their_loss(theirs(ids).logits, ids)
         loss.backward()
         norm = update_by_hand(theirs, other, line["learning_rate"], config.max_grad_norm)
@@ -156,31 +161,34 @@ def test_checkpoints_go_both_ways_bit_for_bit(tmp_path):
     assert_same(to_hf(from_hf(bare, SMALL)), to_hf(ours), tol=0)
 
 
-def test_a_pipeline_opens_our_checkpoint(tmp_path):
+def test_a_pipeline_continues_a_text_as_we_do(tmp_path):
+    "No [SEP] behind the prompt, an end that is known, and no more tokens than the model reads."
     tokenizer = WordPieceTokenizer.train(["anna lost her red ball .", "the dog ran home ."], vocab_size=60)
-    config = GPTConfig(tokenizer.vocab_size, n_positions=30, n_embd=24, n_layer=2, n_head=4)
-    model = GPTForCausalLM(config, seeded(0)).eval()
-    save_pretrained(model, tokenizer, tmp_path / "m")
-    write = hf.pipeline("text-generation", model=str(tmp_path / "m"), tokenizer=hf.BertTokenizerFast.from_pretrained(tmp_path / "m"))
     ids = torch.tensor([tokenizer.ids("anna lost")])
-    mine = [t.item() for t in generate(model, ids, 5, temperature=0)]
-    said = write.model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=None)
-    assert said[0, ids.shape[1]:].tolist() == mine
+    config = GPTConfig(tokenizer.vocab_size, n_positions=30, n_embd=24, n_layer=2, n_head=4, pad_token_id=tokenizer.pad_id)
+    model = randomise_(GPTForCausalLM(config), 3).eval()
+    ours = [token.item() for token in generate(model, ids, 20, temperature=0)]
+    end = ours[9]  # so that it ends
+    model.config = replace(config, bos_token_id=end, eos_token_id=end)
+    save_pretrained(model, tokenizer, tmp_path)
+    write = hf.pipeline("text-generation", model=str(tmp_path))
+    told = write("anna lost", return_tensors=True, max_new_tokens=20, do_sample=False)[0]["generated_token_ids"]
+    ours = ours[:ours.index(end) + 1]
+    assert told == ids[0].tolist() + ours and 1 < len(ours) < 11
+    assert ours == [token.item() for token in generate(model, ids, 20, temperature=0, stop=end)]
+    theirs = hf.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs("anna lost")["input_ids"] == ids[0].tolist()
+    assert theirs.model_max_length == 30 == len(theirs("anna lost " * 20, truncation=True)["input_ids"])
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == dict(
+        bos_token_id=end, eos_token_id=end, pad_token_id=tokenizer.pad_id)
+    assert type(open_tokenizer(tmp_path)) is WordPieceTokenizer
+    assert open_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
 
 
-@pytest.mark.parametrize("change", [dict(scale_attn_by_inverse_layer_idx=True), dict(scale_attn_weights=False),
-                                    dict(add_cross_attention=True), dict(tie_word_embeddings=False)])
-def test_another_computation_is_refused(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        GPTConfig.from_dict(SMALL.to_dict() | change)
-
-
-def test_configs_that_describe_no_gpt():
-    with pytest.raises(ValueError, match="4 heads"): GPTConfig(n_embd=26, n_head=4)
-    with pytest.raises(ValueError, match="n_layer"): GPTConfig(n_layer=0)
-    with pytest.raises(ValueError, match="GPTConfig has no field 'n_layers'"): GPTConfig.from_dict(dict(n_layers=3))
-    assert GPTConfig.from_dict(json.loads(json.dumps(hf.GPT2Config().to_dict()))) == GPTConfig()
-    assert asdict(GPTConfig()) == GPTConfig().to_dict()
+def test_configs():
+    theirs = GPTConfig.from_dict(json.loads(json.dumps(hf.GPT2Config().to_dict())))
+    assert theirs == replace(GPTConfig(), bos_token_id=50256, eos_token_id=50256)
+    with pytest.raises(AssertionError): GPTConfig(n_embd=26, n_head=4)
 
 
 def check_cached(case, pieces):
@@ -190,9 +198,9 @@ def check_cached(case, pieces):
     places = (real.cumsum(1) - 1).clamp(min=0)
     whole = ours(ids, real, places).logits
     ends = sorted({*torch.randint(1, ids.shape[1] + 1, (pieces,), generator=seeded(seed)).tolist(), ids.shape[1]})
-    cache, start = [[] for _ in range(config.n_layer)], 0
+    reader, start = with_cache(ours), 0
     for end in ends:
-        with torch.no_grad(): told = next_logits(ours, ids[:, start:end], real[:, :end], cache)
+        told = next_logits(reader, ids[:, start:end], real[:, :end])
         shown = real[:, end - 1].bool()
         if shown.any(): assert_same(told[shown], whole[shown, end - 1])
         start = end
@@ -225,6 +233,29 @@ def test_a_text_longer_than_the_positions_slides():
     assert torch.equal(model(half).logits[:, -1].argmax(-1), text[:, 21])
 
 
+def test_each_row_forgets_by_its_own_length():
+    "A short prompt beside a long one writes what it writes alone, however often the long one slides."
+    model = GPTForCausalLM(SMALL, seeded(0)).double().eval()
+    ids, real = torch.randint(101, (2, 18), generator=seeded(1)), torch.ones(2, 18, dtype=torch.long)
+    real[0, :15] = 0
+    both = torch.stack(list(generate(model, ids, 60, real=real, temperature=0)), 1)
+    for row, text in enumerate((ids[:1, 15:], ids[1:])):
+        assert torch.equal(torch.cat(list(generate(model, text, 60, temperature=0))), both[row])
+
+
+def test_what_is_forgotten():
+    real = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    assert forget(real, 5).tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]]
+    assert forget(real, 6).equal(real)
+    assert forget(real[:, 4:], 1).tolist() == [[0, 1], [0, 1]]
+
+
+def test_a_model_with_one_position_writes():
+    model = GPTForCausalLM(replace(SMALL, n_positions=1), seeded(0)).eval()
+    told = torch.cat(list(generate(model, torch.tensor([[5]]), 4, temperature=0)))
+    assert torch.equal(model(told[:3, None]).logits[:, 0].argmax(-1), told[1:])
+
+
 def test_seeds_decide_the_draws_and_rows_stop():
     model = GPTForCausalLM(SMALL, seeded(0))
     ids = torch.randint(101, (4, 5), generator=seeded(1))
@@ -240,30 +271,41 @@ def test_seeds_decide_the_draws_and_rows_stop():
         assert a[:n] == b[:n]
 
 
-@pytest.mark.parametrize("how, said", [
-    (dict(temperature=-1.0), "temperature"), (dict(top_k=0), "top_k"), (dict(top_p=1.5), "top_p"),
-    (dict(tokens=0), "tokens is 0"), (dict(real=torch.ones(1, 3)), "real"),
-])
-def test_what_cannot_be_continued_is_refused_at_once(how, said):
-    model, ids = GPTForCausalLM(SMALL, seeded(0)), torch.tensor([[1, 2]])
-    with pytest.raises(ValueError, match=said): generate(model, ids, **dict(tokens=3) | how)
-
-
-def test_prompts_that_cannot_be_continued():
-    model = GPTForCausalLM(SMALL, seeded(0))
-    for ids, said in ((torch.zeros(1, 0, dtype=torch.long), "a token in each row"),
-                      (torch.zeros(1, 21, dtype=torch.long), "reads 20"), (torch.tensor([[101]]), "0 to 100")):
-        with pytest.raises(ValueError, match=said): generate(model, ids, 3)
-    with pytest.raises(ValueError, match="int64"): model(torch.tensor([[1, 2]]), labels=torch.tensor([[1.0, 2.0]]))
-    with pytest.raises(ValueError, match="positions"): model(torch.zeros(1, 21, dtype=torch.long))
-    with pytest.raises(ValueError): next_logits(model, torch.tensor([[1]]), torch.ones(1, 1, dtype=torch.long), [[]])
-
-
 def test_masks_hide_padding_and_the_future_in_one_go():
     real = torch.tensor([[0, 0, 1, 1]])
     mask = causal_mask(real, 4, torch.float64)
     assert mask.isfinite().all() and mask.softmax(-1).isfinite().all()
-    assert (mask[0, 0] == 0).tolist() == [[False] * 4, [False] * 4, [False, False, True, False], [False, False, True, True]]
+    seen = [[True, False, False, False], [False, True, False, False], [False, False, True, False], [False, False, True, True]]
+    assert (mask[0, 0] == 0).tolist() == seen
+
+
+def explicit(self, x, mask=None, memory=None):
+    "Attention by its formula alone."
+    return self.output(attend(*self.heads_of(x, memory), mask)[0].transpose(1, 2).flatten(2))
+
+
+def blind_mask(real, queries, dtype):
+    "Padding on the left may look at nothing: each of its scores gets the lowest number."
+    past = torch.ones(queries, real.shape[1]).tril(real.shape[1] - queries).bool()
+    return torch.zeros(()).to(dtype).masked_fill(~(past & real[:, None, None].bool()), torch.finfo(dtype).min)
+
+
+@pytest.mark.parametrize("mask, wrong", [(None, False), (blind_mask, True)])
+def test_gradients_of_a_batch_padded_on_the_left(monkeypatch, mask, wrong):
+    "With the usual labels the last padding token is asked for the first word, so its attention has to be right."
+    if mask is not None: monkeypatch.setattr("minibert.gpt.causal_mask", mask)
+    ids, real = torch.randint(1, 101, (3, 9), generator=seeded(1)), torch.ones(3, 9, dtype=torch.long)
+    real[0, :4], real[1, :7] = 0, 0
+    found = []
+    for fused in True, False:
+        model = GPTForCausalLM(SMALL, seeded(0)).double()
+        if not fused: monkeypatch.setattr("minibert.attention.MultiHeadAttention.forward", explicit)
+        loss = model(ids, real, labels=ids.masked_fill(real == 0, -100)).loss
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in model.parameters()]))
+    assert_same(found[0][0], found[1][0])
+    gap = max((a - b).abs().max() for a, b in zip(found[0][1], found[1][1]))
+    assert gap > 1e-4 if wrong else gap < 1e-12
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path):
@@ -275,22 +317,13 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     config = TrainingConfig(steps=6, batch_size=4, length=16, checkpoint_steps=3, log_steps=1, keep_checkpoints=3)
     sizes = GPTConfig(tokenizer.vocab_size, n_positions=16, n_embd=24, n_layer=2, n_head=4)
     model = GPTForCausalLM(sizes, seeded(0))
-    whole = fit(model, windows, config, tmp_path / "a", progress=False)
+    whole = pretrain(model, windows, config, tmp_path / "a", progress=False)
     import shutil
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     newest = max((tmp_path / "b" / "checkpoints").iterdir(), key=lambda p: p.name)
     shutil.rmtree(newest)
     from minibert.hub.files import build_model
     from minibert.train.checkpoints import latest_checkpoint
-    again = build_model(latest_checkpoint(tmp_path / "b")[0])
-    assert fit(again, windows, config, tmp_path / "b", resume=True, progress=False) == whole
+    again = build_model(latest_checkpoint(tmp_path / "b"))
+    assert train_model(again, windows, config, tmp_path / "b", resume=True, progress=False).history == whole
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters()))
-
-
-def test_samples_and_prompts():
-    tokenizer = WordPieceTokenizer.train(["anna lost her red ball .", "the dog ran home ."], vocab_size=60)
-    model = GPTForCausalLM(GPTConfig(tokenizer.vocab_size, n_positions=30, n_embd=24, n_layer=2, n_head=4), seeded(0))
-    told = continue_texts(model, tokenizer, ["anna", "the dog ran"], tokens=6, samples=3, seed=1)
-    assert len(told) == 6 and len(set(told)) > 1
-    assert told == continue_texts(model, tokenizer, ["anna", "the dog ran"], tokens=6, samples=3, seed=1)
-    with pytest.raises(ValueError, match="no prompt"): continue_texts(model, tokenizer, [])

@@ -99,17 +99,3 @@ def test_the_global_generator_is_left_alone():
     ids = torch.zeros(2, 5, dtype=torch.int64)
     mask_tokens(ids, ids == 0, mask_id=1, vocab_size=5, generator=seeded(0))
     assert torch.equal(state, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("changes, words", [
-    (dict(probability=1.5), "share of the tokens"),
-    (dict(probability=-0.1), "share of the tokens"),
-    (dict(probability=float("nan")), "share of the tokens"),
-    (dict(mask_id=9), "an id from 0 to 8"),
-    (dict(maskable=torch.ones(2, 4, dtype=torch.bool)), "same shape"),
-    (dict(maskable=torch.ones(1, 5, dtype=torch.bool)), "same shape"),
-])
-def test_refused(changes, words):
-    options = dict(input_ids=torch.zeros(2, 5, dtype=torch.int64), maskable=torch.ones(2, 5, dtype=torch.bool),
-                   mask_id=1, vocab_size=9, generator=seeded(0))
-    with pytest.raises(ValueError, match=words): mask_tokens(**options | changes)

@@ -9,24 +9,34 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minibert.nn.attention_parts import take_rows
 from minibert.config import BertConfig, count_parameters
-from minibert.encoder import Encoder, EncoderLayer, FeedForward
+from minibert.encoder import ACTIVATIONS, EncoderLayer, FeedForward
 from minibert.heads import BertForPreTraining
-from minibert.nn.losses import needed_rows
-from minibert.model import BertModel, additive_mask, initialise_
+from minibert.model import BertModel, additive_mask, attentions, initialise_
+from minibert.nn.block import Block, BlockConfig, BlockForPreTraining, BlockModel
+from minibert.nn.shortcuts import needed_places, take_rows
 from minibert.parity import assert_same, randomise_, reference_batch
-from minibert.nn.parts import activation
+from minibert.speed import (
+    FastBertForPreTraining, FastBlockEncoder, FastBlockForPreTraining, FastEncoder, PlainBertForPreTraining)
 
 SIZES = dict(vocab_size=41, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=19, max_position_embeddings=24)
-KINDS = [BertConfig(**SIZES), BertConfig(**SIZES, model_type="roformer")]
-MODELS = [randomise_(BertForPreTraining(config)).double().eval() for config in KINDS]
+KINDS = [BertConfig(**SIZES), BlockConfig(**SIZES)]
+BARE, FAST = (BertForPreTraining, BlockForPreTraining), (FastBertForPreTraining, FastBlockForPreTraining)
+MODELS = [randomise_(kind(config)).double().eval() for kind, config in zip(FAST, KINDS)]
 drawn = settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 models, seeds, lengths, batches = st.sampled_from(MODELS), st.integers(0, 999), st.integers(1, 14), st.integers(1, 5)
 
 
 def dice(seed): return torch.Generator().manual_seed(seed)
 def masked(batch): return {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+
+
+def in_form(model, kinds):
+    "The same weights in another form."
+    kind = kinds[isinstance(model, BlockForPreTraining)]
+    form = kind(model.config).to(model.nsp_head.weight).train(model.training)
+    form.load_state_dict(model.state_dict())
+    return form
 
 
 def learn(model, batch, **more):
@@ -83,17 +93,18 @@ def test_logits_where_they_are_read_are_exact(model, B, S, share, seed):
     (mlm + nsp).backward()
     dense = dict(mlm=mlm, nsp=nsp, loss=mlm + nsp, grads={n: p.grad for n, p in model.named_parameters()})
     assert_same(sparse, dense)
-    assert_same(learn(model, batch, output_hidden_states=True), dense)
+    if asked.any(): assert_same(learn(in_form(model, BARE), batch), dense)  # a mean over nothing is NaN
+    assert_same(learn(model, model.prepared(batch)), sparse, tol=0)
     assert_same(model(**batch).prediction_logits, out.prediction_logits[asked])
     assert torch.equal(batch["labels"], before)
 
 
 @drawn
 @given(batches, st.integers(1, 30), st.floats(0, 1), seeds)
-def test_needed_rows(B, S, share, seed):
+def test_needed_places(B, S, share, seed):
     wanted = torch.rand(B, S, generator=dice(seed)) < share
     labels = torch.arange(B * S).reshape(B, S).masked_fill(~wanted, -100)
-    rows = needed_rows(labels)
+    rows, answers = needed_places(labels)
     wanted[:, 0] = True
     assert rows.shape == (B, wanted.sum(1).max()) and (rows[:, 0] == 0).all()
     for row, want in zip(rows.tolist(), wanted):
@@ -101,22 +112,21 @@ def test_needed_rows(B, S, share, seed):
         assert row[:n] == want.nonzero()[:, 0].tolist() and len(set(row)) == len(row)
     picked = labels.gather(1, rows)
     assert torch.equal(picked[picked != -100], labels[labels != -100])
+    assert torch.equal(picked.flatten()[answers], labels[labels != -100])
 
 
 @drawn
 @given(st.sampled_from(KINDS), batches, st.integers(2, 14), seeds)
 def test_rows_of_the_encoder(config, B, S, seed):
-    encoder = randomise_(Encoder(config), seed).double().eval()
+    kind = FastBlockEncoder if isinstance(config, BlockConfig) else FastEncoder
+    encoder = randomise_(kind(config), seed).double().eval()
     hidden = torch.randn(B, S, 12, generator=dice(seed), dtype=torch.float64)
     rows = torch.randint(S, (B, 1 + seed % S), generator=dice(seed))  # any order, also twice
     mask = additive_mask(reference_batch(config, B, S, seed)["attention_mask"], torch.float64)
     with torch.no_grad():
-        dense, sparse = encoder(hidden, mask)[0], encoder(hidden, mask, rows)[0]
-        probs = encoder(hidden, mask, rows, need_probs=True)[1]
-    assert len(sparse) == config.num_hidden_layers + 1 and sparse[0] is hidden
-    assert_same(sparse[-1], take_rows(dense[-1], rows))
-    assert_same(sparse[:-1], dense[:-1], tol=0)
-    assert probs[-1].shape == (B, 2, rows.shape[1], S) and probs[0].shape == (B, 2, S, S)
+        dense, few = encoder(hidden, mask), encoder.at(rows, hidden, mask)
+    assert len(dense) == config.num_hidden_layers + 1 and dense[0] is hidden
+    assert_same(few, take_rows(dense[-1], rows))
 
 
 def test_feed_forward_is_alone():
@@ -130,25 +140,27 @@ def test_dropout_hits_what_is_added_and_only_in_training():
     layer = randomise_(EncoderLayer(KINDS[0])).double()
     layer.dropout.p = 1.0
     hidden = torch.randn(2, 7, 12, generator=dice(0), dtype=torch.float64)
-    assert_same(layer.train()(hidden)[0], layer.output_norm(layer.attention_norm(hidden)))
-    out = layer.eval()(hidden)[0]
-    assert torch.equal(out, layer(hidden)[0]) and (out - layer.train()(hidden)[0]).abs().max() > 0.1
+    assert_same(layer.train()(hidden), layer.output_norm(layer.attention_norm(hidden)))
+    out = layer.eval()(hidden)
+    assert torch.equal(out, layer(hidden)) and (out - layer.train()(hidden)).abs().max() > 0.1
 
 
 def test_activation():
     z = torch.linspace(-6, 6, 1001, dtype=torch.float64)
-    assert_same(activation("gelu")(z), z * (1 + torch.erf(z / math.sqrt(2))) / 2)
-    assert 4e-4 < (activation("gelu")(z) - activation("gelu_new")(z)).abs().max() < 5e-4
-    with pytest.raises(ValueError, match="swish"): activation("swish")
+    assert_same(ACTIVATIONS["gelu"](z), z * (1 + torch.erf(z / math.sqrt(2))) / 2)
+    assert 4e-4 < (ACTIVATIONS["gelu"](z) - ACTIVATIONS["gelu_new"](z)).abs().max() < 5e-4
 
 
 def test_masks():
-    assert additive_mask(None, torch.float32) is None and additive_mask(torch.ones(2, 3), torch.float32) is None
+    assert additive_mask(None, torch.float32) is None
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         for kind in (torch.bool, torch.int64, torch.float32):
             mask = additive_mask(torch.tensor([[1, 1, 0], [1, 1, 1]]).to(kind), dtype)
             assert mask.shape == (2, 1, 1, 3) and mask.dtype == dtype and mask.isfinite().all()
             assert (mask != 0).flatten().tolist() == [False, False, True, False, False, False]
+    lower = additive_mask(torch.ones(2, 3, 3).tril(), torch.float64)  # a row for each query
+    assert lower.shape == (2, 1, 3, 3) and torch.equal(lower[0, 0] == 0, torch.ones(3, 3).tril().bool())
+    assert not additive_mask(torch.tensor([[0, 0]]), torch.float32).any()  # who sees nothing
 
 
 def test_a_row_of_padding_alone_is_finite_and_harmless():
@@ -161,14 +173,16 @@ def test_a_row_of_padding_alone_is_finite_and_harmless():
         assert_same(empty.prediction_logits[:3], clean.prediction_logits)
 
 
-@pytest.mark.parametrize("config", KINDS, ids=["absolute", "rotary"])
-def test_first_weights_are_a_function_of_the_seed(config):
-    first = BertForPreTraining(config, dice(3)).state_dict()
+@pytest.mark.parametrize("k", [0, 1], ids=["absolute", "rotary"])
+def test_first_weights_are_a_function_of_the_seed(k):
+    config, kind = KINDS[k], BARE[k]
+    first = kind(config, dice(3)).state_dict()
     torch.randn(7)
-    assert_same(BertForPreTraining(config, dice(3)).state_dict(), first, tol=0)
-    assert not torch.equal(BertForPreTraining(config, dice(4)).nsp_head.weight, first["nsp_head.weight"])
+    assert_same(FAST[k](config, dice(3)).state_dict(), first, tol=0)  # the names and their order, too
+    assert list(FAST[k](config).state_dict()) == list(first)
+    assert not torch.equal(kind(config, dice(4)).nsp_head.weight, first["nsp_head.weight"])
     names = [name for name in first if name.startswith("bert.")]
-    assert_same(BertModel(config, dice(3)).state_dict(), {n.removeprefix("bert."): first[n] for n in names}, tol=0)
+    assert_same((BertModel, BlockModel)[k](config, dice(3)).state_dict(), {n.removeprefix("bert."): first[n] for n in names}, tol=0)
     assert (first["bert.embeddings.word_embeddings.weight"][0] == 0).all()
     for name, tensor in first.items():
         if "norm.weight" in name: assert (tensor == 1).all(), name
@@ -186,7 +200,9 @@ def test_first_weights_are_normal():
 
 def test_every_parameter_is_counted_once_and_learns():
     for model in MODELS:
-        assert sum(p.numel() for p in model.parameters()) == count_parameters(model.config)["total"]
+        counts = count_parameters(model.config)
+        absent = counts["positions"] * isinstance(model, BlockForPreTraining)
+        assert sum(p.numel() for p in model.parameters()) == counts["total"] - absent
         grads = learn(model, reference_batch(model.config))["grads"]
         dead = [name for name, grad in grads.items() if not grad.any()]
         assert not dead
@@ -202,26 +218,6 @@ def test_lower_precision_keeps_the_loss_in_float32():
     with torch.autocast("cpu", torch.bfloat16): double = MODELS[0](**batch)
     assert_same(double.loss, MODELS[0](**batch).loss)
 
-
-IDS = torch.ones(2, 5, dtype=torch.long)
-BAD = [
-    (dict(input_ids=IDS[0]), "shape"), (dict(input_ids=IDS.double()), "float64"), (dict(input_ids=IDS.bool()), "bool"),
-    (dict(input_ids=IDS[:, :0]), "no position"), (dict(input_ids=IDS.repeat(1, 6)), "30 positions"),
-    (dict(input_ids=IDS * 41), "vocab_size is 41"), (dict(input_ids=-IDS), "from -1"),
-    (dict(input_ids=IDS, token_type_ids=IDS * 2), "type_vocab_size is 2"),
-    (dict(input_ids=IDS, token_type_ids=IDS[0]), "token_type_ids"), (dict(input_ids=IDS, attention_mask=IDS[:1]), "attention_mask"),
-    (dict(input_ids=IDS, attention_mask=IDS[:, None, None]), "attention_mask"),
-    (dict(input_ids=IDS, labels=IDS[:, :4]), r"\(2, 5\)"), (dict(input_ids=IDS, labels=IDS.double()), "float64"),
-    (dict(input_ids=IDS, labels=IDS * 41), "41 answers"), (dict(input_ids=IDS, labels=-IDS), "from -1"),
-    (dict(input_ids=IDS, next_sentence_label=IDS[:, :1]), r"shape \(2,\)"), (dict(input_ids=IDS, next_sentence_label=IDS[:, 0] * 2), "2 answers"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("given,words", BAD, ids=[words for _, words in BAD])
-@pytest.mark.parametrize("model", MODELS, ids=["absolute", "rotary"])
-def test_bad_input_is_refused_with_a_sentence(model, given, words):
-    with pytest.raises(ValueError, match=words) as caught: model(**given)
-    assert str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -242,7 +238,6 @@ def test_either_label_alone():
     assert_same([words.loss, words.losses], [both.losses["mlm"], dict(mlm=both.losses["mlm"])])
     assert_same([pair.loss, pair.losses], [both.losses["nsp"], dict(nsp=both.losses["nsp"])])
     assert none.loss is None and none.prediction_logits.shape == pair.prediction_logits.shape == (3, 11, 41)
-    assert none.hidden_states is None and none.attentions is None
 
 
 def test_either_label_alone_learns_its_own_part():
@@ -264,3 +259,68 @@ def test_nothing_private_of_pytorch_is_used(module, root):
     source = (root / "minibert" / f"{module}.py").read_text(encoding="utf8")
     private = re.findall(r"torch\.ops\b|\baten\b|torch\._\w+|mkldnn", source)
     assert not private, private
+
+
+def test_a_block_that_is_berts_is_bert_to_the_bit():
+    "States, losses and gradients, the names of the tensors and the first weights."
+    config = BlockConfig(**SIZES, positions="absolute")
+    batch = reference_batch(config)
+    ours, bert = BlockForPreTraining(config, dice(3)), BertForPreTraining(KINDS[0], dice(3))
+    assert list(ours.state_dict()) == list(bert.state_dict())
+    assert_same(ours.state_dict(), bert.state_dict(), tol=0)
+    for model in (ours, bert): randomise_(model, 5).double().eval()
+    assert_same(ours.bert(**masked(batch)).hidden_states, bert.bert(**masked(batch)).hidden_states, tol=0)
+    assert_same(learn(ours, batch), learn(bert, batch), tol=0)
+    turned = BlockForPreTraining(KINDS[1], dice(3)).double().eval()
+    assert (turned(**batch).loss - ours(**batch).loss).abs() > 1e-3  # the negative control
+
+
+def test_the_parts_of_a_block():
+    config = BlockConfig(**SIZES, norm="rms", norm_first=True, gated=True, bias=False)
+    layer = randomise_(Block(config)).double().eval()
+    assert not any("bias" in name for name, _ in layer.named_parameters())
+    x = torch.randn(2, 7, 12, dtype=torch.float64, generator=dice(0))
+    def rms(x, norm): return x / (x.square().mean(-1, keepdim=True) + 1e-12).sqrt() * norm.weight
+    ff, found = layer.feed_forward, x + layer.attention(rms(x, layer.attention_norm))
+    normed = rms(found, layer.output_norm)
+    expected = found + (F.gelu(normed @ ff.up.weight.T) * (normed @ ff.gate.weight.T)) @ ff.down.weight.T
+    assert_same(layer(x), expected)
+    memory = torch.randn(2, 9, 12, dtype=torch.float64, generator=dice(1))
+    assert (layer(x, memory=memory) - layer(x)).abs().max() > 0.1
+    assert_same(layer(x, memory=x), layer(x))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["absolute", "rotary"])
+def test_the_fast_form_never_waits(model):
+    "Its forward pass needs shapes alone, once the places are known; the bare one needs numbers."
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+    batch = reference_batch(model.config)
+    def shapes(model, batch):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            return model(**{name: mode.from_tensor(t) for name, t in batch.items()})
+    out = shapes(model, model.prepared(batch))
+    assert out.prediction_logits.shape == (int((batch["labels"] != -100).sum()), 41)
+    with pytest.raises(DynamicOutputShapeException): shapes(in_form(model, BARE), batch)
+
+
+@drawn
+@given(models, batches, lengths, seeds)
+def test_three_forms_are_one(model, B, S, seed):
+    "Fast, bare and plain: both losses and every gradient."
+    batch = reference_batch(model.config, B, S, seed)
+    fast = learn(model, batch)
+    assert_same(learn(in_form(model, BARE), batch), fast, tol=1e-12)
+    if not isinstance(model, BlockForPreTraining):
+        assert_same(learn(in_form(model, (PlainBertForPreTraining,)), batch), fast, tol=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["absolute", "rotary"])
+def test_probs_are_seen_from_outside(model):
+    batch = masked(reference_batch(model.config))
+    maps, states = attentions(model.bert, **batch), model.bert(**batch).hidden_states
+    assert [probs.shape for probs in maps] == [(3, 2, 11, 11)] * 2
+    assert not maps[0].masked_select(batch["attention_mask"][:, None, None] == 0).any()
+    mask = additive_mask(batch["attention_mask"], torch.float64)
+    for layer, probs, state in zip(model.bert.encoder.layers, maps, states):
+        assert_same(probs, layer.attention.probs(state, mask))
+    assert not any(part._forward_hooks for part in model.modules())

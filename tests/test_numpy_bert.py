@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from minibert.config import BertConfig
+from minibert.core.errors import UserError
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
@@ -20,13 +21,14 @@ from minibert.numpy_bert import layers, model
 from minibert.numpy_bert.layers import encode, forward
 from minibert.numpy_bert.model import backward
 from minibert.numpy_bert.parts import as_arrays, evaluate_numpy, memory_budget
-from minibert.numpy_bert.training import adamw_, clip_, first_moments, gradients, pretrain_numpy, update_
+from minibert.numpy_bert.training import adamw_, clip_, first_moments, pretrain_numpy, update_
 from minibert.numpy_bert.weights import first_weights, from_state_dict, load_weights, parameter_shapes, save_weights
 from minibert.pairs import PairSampler
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import Callback, pretrain
+from minibert.train.trainer import pretrain
+from minibert.training import Callback
 from minibert.weights import from_hf, load_pretrained, name_table, save_pretrained, to_hf
 
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -77,12 +79,13 @@ def check_three_ways(case):
     ours = from_hf(theirs).eval()
     params, numbers = from_state_dict(theirs.state_dict(), config), arrays(batch)
     real = batch["attention_mask"]
-    a, b = ours(**batch, output_hidden_states=True), theirs(**batch, output_hidden_states=True)
+    a, b = ours(**batch), theirs(**batch, output_hidden_states=True)
+    seen = ours.bert(*(batch[name] for name in ("input_ids", "token_type_ids", "attention_mask"))).hidden_states
     states, _ = encode(params, config, numbers)
     out, cache = forward(params, config, numbers)
     chosen = batch["labels"] != -100
-    for side, other in (("minibert", a), ("Hugging Face", b)):
-        same(f"states, {side}", states, list(other.hidden_states), 1e-12, mask=real)
+    for side, other, theirs_states in (("minibert", a, seen), ("Hugging Face", b, list(b.hidden_states))):
+        same(f"states, {side}", states, theirs_states, 1e-12, mask=real)
         logits = other.prediction_logits if other is a else other.prediction_logits[chosen]
         same(f"MLM logits, {side}", out["prediction_logits"], logits, 1e-12)
         same(f"NSP logits, {side}", out["seq_relationship_logits"], other.seq_relationship_logits, 1e-12)
@@ -201,70 +204,29 @@ def test_weights_are_copies():
 def bad_weights():
     params = first_weights(SMALL)
     name = "bert.pooler.dense.weight"
-    yield "lacks", {n: p for n, p in params.items() if n != name}, SMALL
-    yield "no place", params | {"bert.encoder.layer.9.output.dense.bias": params["bert.pooler.dense.bias"]}, SMALL
-    yield "differs", params | {"cls.predictions.decoder.bias": params["cls.predictions.bias"] + 1}, SMALL
-    yield "asks for floats", params | {name: params[name].astype(int)}, SMALL
-    yield "asks for floats", params, replace(SMALL, vocab_size=99)
-    yield "float32 and float64", params | {name: params[name].astype(float)}, SMALL
-    yield "does not have", {n: torch.from_numpy(p).bfloat16() for n, p in params.items()}, SMALL
-    yield "'relu'", params, replace(SMALL, hidden_act="relu")
-    yield "'roformer'", params, replace(SMALL, model_type="roformer")
+    yield name, {n: p for n, p in params.items() if n != name}, SMALL
+    yield "layer.9", params | {"bert.encoder.layer.9.output.dense.bias": params["bert.pooler.dense.bias"]}, SMALL
+    yield "decoder.bias", params | {"cls.predictions.decoder.bias": params["cls.predictions.bias"] + 1}, SMALL
+    yield "word_embeddings", params, replace(SMALL, vocab_size=99)
+    yield "relu", params, replace(SMALL, hidden_act="relu")
+    yield "roformer", params, replace(SMALL, model_type="roformer")
 
 
 @pytest.mark.parametrize("words, state, config", bad_weights())
 def test_bad_weights_get_a_sentence(words, state, config):
-    with pytest.raises(ValueError, match=words) as problem: from_state_dict(state, config)
-    assert str(problem.value).endswith(".")
+    with pytest.raises(UserError, match=words): from_state_dict(state, config)
 
 
 def test_bad_files_get_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="config.json"): load_weights(tmp_path / "nowhere")
     SMALL.to_json_file(tmp_path / "config.json")
-    with pytest.raises(FileNotFoundError, match="checkpoint"): load_weights(tmp_path)
+    with pytest.raises(FileNotFoundError, match="model.safetensors"): load_weights(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match="damaged"): load_weights(tmp_path)
+    with pytest.raises(UserError, match="model.safetensors"): load_weights(tmp_path)
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="lacks"): load_weights(tmp_path)
+    with pytest.raises(UserError): load_weights(tmp_path)
     save_pretrained(BertForPreTraining(SMALL).bfloat16(), None, tmp_path)
-    with pytest.raises(ValueError, match="float32"): load_weights(tmp_path)
-
-
-# --- bad batches ---
-
-
-def bad_batches():
-    batch = arrays(reference_batch(SMALL))
-    ids, labels = batch["input_ids"], batch["labels"]
-    yield "input_ids goes from", dict(input_ids=np.where(ids == ids[0, 0], 101, ids))
-    yield "input_ids goes from -1", dict(input_ids=np.where(ids == ids[0, 0], -1, ids))
-    yield "input_ids has shape", dict(input_ids=ids[0])
-    yield "input_ids has shape", dict(input_ids=np.zeros((3, 21), int))
-    yield "input_ids has shape", dict(input_ids=np.zeros((0, 11), int))
-    yield "input_ids is", dict(input_ids=ids.tolist())
-    yield "input_ids is float64", dict(input_ids=ids.astype(float))
-    yield "token_type_ids has shape", dict(token_type_ids=ids[:, :5])
-    yield "token_type_ids goes", dict(token_type_ids=0 * ids + 2)
-    yield "attention_mask goes", dict(attention_mask=0 * ids + 2)
-    yield "labels goes", dict(labels=np.where(labels != -100, 101, labels))
-    yield "labels must", dict(labels=np.where(labels != -100, -1, labels))
-    yield "labels must", dict(labels=0 * labels - 100)
-    yield "next_sentence_label goes", dict(next_sentence_label=np.array([0, 1, 2]))
-    yield "next_sentence_label has shape", dict(next_sentence_label=np.array([0, 1]))
-
-
-@pytest.mark.parametrize("words, change", bad_batches())
-def test_bad_batches_get_a_sentence(words, change):
-    with pytest.raises(ValueError, match=words) as problem:
-        forward(first_weights(SMALL), SMALL, arrays(reference_batch(SMALL)) | change)
-    assert str(problem.value).endswith(".")
-
-
-@pytest.mark.parametrize("name", ["input_ids", "token_type_ids", "attention_mask", "labels"])
-def test_a_missing_input_gets_a_sentence(name):
-    batch = arrays(reference_batch(SMALL))
-    del batch[name]
-    with pytest.raises(ValueError, match=name): forward(first_weights(SMALL), SMALL, batch)
+    with pytest.raises(UserError, match="model.safetensors"): load_weights(tmp_path)
 
 
 # --- training ---
@@ -312,11 +274,11 @@ def test_a_run_is_a_function_of_its_seed(told):
 def test_interrupted_runs_keep_their_weights(told, tmp_path):
     corpus, tokenizer, config = told
 
-    def stop(lines):
-        if len(lines) == 3: raise KeyboardInterrupt
+    def stop(run):
+        if len(run.history) == 3: raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pretrain_numpy(config, PairSampler(corpus, tokenizer, 32, seed=0), RUN, tmp_path, callbacks=[Callback(on_log=stop)])
+        pretrain_numpy(config, PairSampler(corpus, tokenizer, 32, seed=0), RUN, tmp_path, callbacks=[Callback(after_step=stop)])
     params, _ = load_weights(tmp_path)
     assert params.keys() == parameter_shapes(config).keys()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
@@ -327,29 +289,15 @@ def test_interrupted_runs_keep_their_weights(told, tmp_path):
 @pytest.mark.parametrize("words, config, training", [
     ("dropout", dict(hidden_dropout_prob=0.1), {}),
     ("dropout", dict(attention_probs_dropout_prob=0.1), {}),
-    ("'gelu'", dict(hidden_act="relu"), {}),
-    ("'muon'", {}, dict(optimizer="muon")),
-    ("'bfloat16'", {}, dict(precision="bfloat16")),
+    ("gelu", dict(hidden_act="relu"), {}),
+    ("muon", {}, dict(optimizer="muon")),
+    ("bfloat16", {}, dict(precision="bfloat16")),
     ("33", {}, dict(length=33)),
 ])
 def test_bad_runs_get_a_sentence(told, words, config, training):
     corpus, tokenizer, good = told
-    with pytest.raises(ValueError, match=words) as problem:
+    with pytest.raises(UserError, match=words):
         pretrain_numpy(replace(good, **config), PairSampler(corpus, tokenizer, 32), replace(RUN, **training))
-    assert str(problem.value).endswith(".")
-
-
-def test_bad_parts_get_a_sentence():
-    batch = arrays(reference_batch(SMALL))
-    for parts in (0, 4):
-        with pytest.raises(ValueError, match="parts"): gradients(first_weights(SMALL), SMALL, batch, parts)
-
-
-def test_a_part_with_nothing_to_predict_gets_a_sentence():
-    batch = arrays(reference_batch(SMALL))
-    batch["labels"][1] = -100
-    with pytest.raises(ValueError, match="choose a position"): gradients(first_weights(SMALL), SMALL, batch, 3)
-    gradients(first_weights(SMALL), SMALL, batch, 1)
 
 
 def test_no_update_without_a_finite_gradient():
@@ -377,14 +325,6 @@ def test_adamw_and_clipping_equal_torch(seed, decay, eps):
         optimizer.step()
         adamw_(mine, grads, moments, step, 1e-2, decay, eps=eps)
     same("AdamW, 100 steps", mine, {n: p.data for n, p in theirs.items()}, 1e-12)
-
-
-@pytest.mark.parametrize("step", [0, -1])
-def test_a_step_too_small_gets_a_sentence(step):
-    params = {"w": np.ones(3)}
-    with pytest.raises(ValueError, match="count from 1") as problem:
-        adamw_(params, {"w": np.ones(3)}, first_moments(params), step, 1e-3)
-    assert str(problem.value).endswith(".") and (params["w"] == 1).all()
 
 
 def test_evaluation(told):

@@ -1,19 +1,17 @@
-"""The gates: clean notebooks, an export without a diff, floors, imports, the wheel."""
+"""The package's gates: the order of its modules, their sizes, what they require, and the wheel."""
 import ast
-import base64
 import io
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+import tokenize
 import venv
 import zipfile
+from collections import Counter
 from configparser import ConfigParser
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 from packaging.requirements import Requirement
 
@@ -22,27 +20,27 @@ from conftest import ROOT, copy_checkout
 try: import tomllib
 except ImportError: import tomli as tomllib  # Python 3.10
 
-NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to edit" in path.read_text(encoding="utf8"))
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
 ORDER = """  # of the modules: each may import those before it
-    core.errors core.fields core.files core.precision core.progress core.seeds core.sums hub.config_files config
-    text.cleaning text.encoding text.files text.vocabulary tokenizer nn.inputs embeddings nn.attention_parts
-    nn.rotary attention nn.parts encoder model nn.losses train.recipe runs.asking heads masking data.stories
-    data.tables data.documents data.corpus data.pairs measure.baselines measure.predictions pairs hub.families
-    hub.files train.callbacks train.processes train.checkpoints train.optimizers train.state training
-    measure.evaluable evaluation hub.parity_parts parity weights numpy_bert.weights numpy_bert.layers
-    numpy_bert.model numpy_bert.parts numpy_bert.training inside probing data.labels data.labelled
-    nn.classifier_parts finetuning nn.prompts gpt t5 speed checks.exercises checks data.windows data.spans
-    text.foreign data.gaps measure.observer measure.bags runs.classifiers runs.finetune runs.tasks runs.runs
-    core.course show.diagrams measure.head_scores measure.vectors show.plots show.page show.pictured checks.c00
-    checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09 checks.c10
-    checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19 checks.c20
-    checks.c21 checks.c24 checks.c25 data.summarising hub.compare hub.compared measure.probe_vectors
-    measure.probe_figures measure.roles measure.probe_runs measure.side_by_side perf.products perf.profiling
-    perf.bench perf.memory runs.report runs.overview runs.writing cli.manual cli.options cli.main cli.entry
+    core.errors core.fields core.files core.precision core.progress core.seeds core.sums config text.cleaning
+    text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
+    data.stories data.tables data.documents data.corpus data.pairs measure.baselines measure.predictions pairs
+    train.recipe train.optimizers training evaluation parity hub.families hub.config_files hub.files weights
+    numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
+    data.labels nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
+    finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block speed checks.exercises checks measure.observer
+    runs.options runs.asking runs.tasks runs.bert measure.bags runs.classifiers runs.finetune text.foreign runs.runs
+    core.course show.diagrams measure.heads show.plots show.page data.windows data.spans data.gaps show.pictured
+    checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
+    checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
+    checks.c20 checks.c21 checks.c24 checks.c25 nn.fast hub.compare hub.compared measure.probes measure.probe_runs
+    perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.t5 cli.options
+    cli.main
 """.split("\n", 1)[1].split()
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
+TREES = {name: ast.parse(path.read_text(encoding="utf8")) for name, path in zip(NAMES, MODULES, strict=True)}
+OURS = [name for name in NAMES if "checks" not in name]  # the exercises' answers are as wide and as long as they are
 
 
 def run(*words, cwd=ROOT, **kwargs):
@@ -54,13 +52,17 @@ def run(*words, cwd=ROOT, **kwargs):
 def tool(name): return os.path.join(os.path.dirname(sys.executable), name)
 
 
-def imports(path):
-    "Every module that a file imports, inside functions too."
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+def imports(name):
+    "Every module that a module imports, inside functions and as \"module:name\", too; the two registries' strings are data."
+    package = MODULES[NAMES.index(name)].relative_to(ROOT).parts
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import): yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            package = path.relative_to(ROOT).parent.parts[: len(path.relative_to(ROOT).parts) - node.level]
-            yield ".".join((*package, node.module or "")) if node.level else node.module
+            base = ".".join((*package[: len(package) - node.level], node.module or "")) if node.level else node.module
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in NAMES)
+        if isinstance(node, ast.Constant) and name not in ("minibert.hub.families", "minibert.runs.tasks"):
+            if found := re.fullmatch(r"([\w.]+):[\w.]+", str(node.value)): yield found[1]
 
 
 def place(name):
@@ -75,84 +77,92 @@ def settings(name):
     return {wanted.name: wanted for wanted in map(Requirement, parser["DEFAULT"][name].split())}
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    "The project in another folder, cleaned, exported and with its README made again there."
-    folder = tmp_path_factory.mktemp("export")
-    for name in ("nbs", "minibert"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-    for name in ("settings.ini", "setup.py", "pyproject.toml"): shutil.copy(ROOT / name, folder)
-    run(tool("nbdev_clean"), cwd=folder)
-    run(tool("nbdev_export"), cwd=folder)
-    run(sys.executable, ROOT / "tools" / "make_readme.py", folder)
-    return folder
+# --- the order of the modules ---
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_is_clean(path, copy):
-    same = path.read_text(encoding="utf8") == (copy / path.relative_to(ROOT)).read_text(encoding="utf8")
-    assert same, f"{path.name} is not clean: run nbdev_clean"
+def test_every_module_has_one_place_in_the_order():
+    assert sorted(ORDER) == sorted(name.removeprefix("minibert.") for name in NAMES)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "minibert").rglob("*.py")), ids=lambda p: p.stem)
-def test_module_is_exported(path, copy):
-    same = path.read_text(encoding="utf8") == (copy / path.relative_to(ROOT)).read_text(encoding="utf8")
-    assert same, f"{path.name} is not what the notebooks export: run nbdev_export"
+def test_chapters_stand_in_the_order_of_their_numbers():
+    numbers = {name: re.search(r"File to edit: .*?nbs/(\d\d)_", path.read_text(encoding="utf8")) for name, path in zip(NAMES, MODULES, strict=True)}
+    found = [int(numbers[name][1]) for name in sorted(NAMES, key=place) if numbers[name]]
+    assert found == sorted(found) and len(found) >= 20
 
 
-def test_no_module_is_missing(copy):
-    made = {p.relative_to(copy) for p in (copy / "minibert").rglob("*.py")}
-    assert made == {p.relative_to(ROOT) for p in (ROOT / "minibert").rglob("*.py")}
+@pytest.mark.parametrize("name", NAMES)
+def test_imports_never_run_up(name):
+    found = {*imports(name)}
+    later = [other for other in found & {*NAMES} - {name} if place(other) > place(name)]
+    assert not later, f"{name} imports {later}, which come later"
+    assert not FORBIDDEN & {other.split(".")[0] for other in found}
 
 
-def test_readme_is_current(copy):
-    for name in ("README.md", "nbs/reference/README.md"):
-        same = (ROOT / name).read_text(encoding="utf8") == (copy / name).read_text(encoding="utf8")
-        assert same, f"{name} is not what the notebooks make: run make readme"
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_imports_alone(name): run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "nbs").rglob("*.md")), *NOTEBOOKS], ids=lambda p: p.stem)
-def test_links_lead_somewhere(path):
-    "To a file, and where a heading is named, to one of its headings."
+def test_heads_load_torch_and_the_chapters_up_to_their_own():
+    "So importing them costs what importing torch costs, on any machine, busy or not."
+    code = "import sys, torch; before = {*sys.modules}; import minibert.heads; print(*{*sys.modules} - before)"
+    loaded = run(sys.executable, "-c", code).split()
+    assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"minibert"}
+    ours = [place(name) for name in NAMES if name in loaded]
+    assert 5 <= len(ours) <= 18 and max(ours) == place("minibert.heads")
+
+
+def test_the_package_offers_its_names_when_they_are_asked_for():
+    "Importing it loads no torch; none of its names is a module's, so that each means one thing."
+    assert "torch" not in run(sys.executable, "-c", "import sys, minibert; print(*sys.modules)").split()
+    import minibert
+    for name in minibert.__all__:
+        assert getattr(minibert, name).__name__ == name and name in dir(minibert)
+        assert not {f"minibert.{name}"} & {*NAMES}
+    with pytest.raises(AttributeError, match="Bert"): _ = minibert.Bert
+
+
+# --- their sizes ---
+
+
+def code_lines(path):
+    "The numbers of the lines that hold code: no comment, no docstring."
     text = path.read_text(encoding="utf8")
-    if path.suffix == ".ipynb":
-        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
-    for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)\s]+)\)", text):
-        name, _, anchor = target.partition("#")
-        assert (path.parent / name).exists(), target
-        if anchor: assert anchor in headings(path.parent / name), target
+    no_code = tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in no_code]
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False) is not None:
+            lines -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign)) and "__all__" in ast.dump(node): lines -= {*range(node.lineno, node.end_lineno + 1)}
+    return lines
 
 
-def headings(path):
-    "The anchors of a page, as Jupyter makes them."
-    text = path.read_text(encoding="utf8")
-    if path.suffix == ".ipynb":
-        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
-    return [re.sub(r"^#+ ", "", line).replace(" ", "-") for line in text.splitlines() if line.startswith("#")]
+@pytest.mark.xfail(strict=False, reason="587 lines on the day that this was written")
+def test_no_line_of_code_is_wider_than_the_page():
+    wide = []
+    for name in OURS:
+        path = MODULES[NAMES.index(name)]
+        lines = path.read_text(encoding="utf8").split("\n")
+        wide += [f"{name}, {number}" for number in sorted(code_lines(path)) if len(lines[number - 1]) > 88]
+    assert not wide
 
 
-def test_each_term_of_the_glossary_is_linked_from_the_chapter_that_builds_it():
-    text = (ROOT / "nbs/guides/glossary.md").read_text(encoding="utf8")
-    terms = re.findall(r"^### (.+)\n\n.*\(\[chapter (\d+)\]\(\.\./(.+?)\)\)$", text, re.M)
-    assert len(terms) == text.count("### ") > 50
-    for term, number, name in terms:
-        assert name.startswith(f"{int(number):02}_"), term
-        assert f"](guides/glossary.md#{term.replace(' ', '-')})" in (ROOT / "nbs" / name).read_text(encoding="utf8"), (term, name)
+@pytest.mark.xfail(strict=False, reason="2 functions on the day that this was written")
+def test_no_function_is_longer_than_40_lines():
+    assert not [f"{name}: {node.name}" for name in OURS for node in ast.walk(TREES[name])
+                if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 40]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "nbs").glob("[0-9]*.ipynb")), ids=lambda p: p.stem)
-def test_a_chapter_opens_in_colab(path):
-    "Its link names it, and the first cell of code installs the package where it is missing, before anything is imported from it."
-    cells = json.loads(path.read_text(encoding="utf8"))["cells"]
-    assert f"https://colab.research.google.com/github/minibert/minibert/blob/main/nbs/{path.name})" in "".join(cells[0]["source"])
-    first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
-    guard = 'if find_spec("minibert") is None or find_spec("minibert.checks") is None:  # in Colab\n    %pip install -q "minibert[extra] @ git+https://github.com/minibert/minibert"\n'
-    assert guard in first and "from minibert" not in first[: first.index(guard)]
+@pytest.mark.xfail(strict=False, reason="5 names on the day that this was written")
+def test_no_public_name_is_defined_twice():
+    "But for numpy_bert, which may have torch's names again."
+    found = Counter(node.name for name in OURS if "numpy" not in name for node in TREES[name].body
+                    if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"))
+    assert not [name for name, count in found.items() if count > 1]
 
 
-def test_export_leaves_pyproject_alone(copy):
-    "nbdev writes a name and a Python into it, wherever a line begins with `name =`."
-    assert (ROOT / "pyproject.toml").read_text(encoding="utf8") == (copy / "pyproject.toml").read_text(encoding="utf8")
+# --- what it requires, and what it is packed into ---
 
 
 def test_uv_and_pip_take_one_tested_set():
@@ -173,102 +183,12 @@ def test_every_requirement_has_a_lower_bound():
 
 def test_what_is_required_is_what_the_package_imports():
     "The rest is asked for where an option needs it, with a sentence for whoever lacks it: that is the extra."
-    found = {name.split(".")[0] for path in MODULES for name in imports(path)} - sys.stdlib_module_names - {"minibert"}
-    by_import = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+    found = {name.split(".")[0] for module in NAMES for name in imports(module)} - sys.stdlib_module_names - {"minibert"}
+    by_import = {"annotated-types": "annotated_types", "pyyaml": "yaml", "scikit-learn": "sklearn"}
     required, extra = ({by_import.get(name, name) for name in settings(kind)} for kind in ("requirements", "extra_requirements"))
     assert required <= found, f"never imported: {required - found}"
     assert found - required <= extra, f"imported and not required: {found - required - extra}"
     assert not required & extra and settings("extra_requirements").keys() <= settings("test_requirements").keys()
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_no_output_names_a_place_of_this_machine(path):
-    "A warning prints the file that it comes from, and with it whose machine it was."
-    text = path.read_text(encoding="utf8")
-    assert not [word for word in ("site-packages", "Warning: IProgress", str(Path.home()) + os.sep) if word in text]
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_each_picture_is_whole_and_says_what_it_shows(path):
-    "JupyterLab shows the text/html of an output; what reaches a picture's outermost pixels was cut off."
-    outputs = [out for cell in json.loads(path.read_text(encoding="utf8"))["cells"] for out in cell.get("outputs", [])]
-    for html in ("".join(out.get("data", {}).get("text/html", "")) for out in outputs):
-        assert html.count("<img ") == len(re.findall(r'<img alt="[^"]{20,}"', html)), html[:200]
-        for picture in re.findall(r'src="data:image/png;base64,([^"]+)"', html):
-            pixels = plt.imread(io.BytesIO(base64.b64decode(picture)))
-            sides = dict(top=pixels[0], bottom=pixels[-1], left=pixels[:, 0], right=pixels[:, -1])
-            assert not [side for side, row in sides.items() if row.min() < 1], html[:200]
-
-
-FORKS = """  # each module that is asked for in a process of its own, which has torch already and nothing of ours
-import importlib, os, sys, traceback
-import datasets, matplotlib.pyplot, rich.progress, torch, yaml
-for name in map(str.strip, iter(sys.stdin.readline, "")):
-    assert not [loaded for loaded in sys.modules if loaded.split(".")[0] == "minibert"]
-    if not (child := os.fork()):
-        code = 1
-        try: code = importlib.import_module(name) is None
-        except BaseException: traceback.print_exc()
-        finally: sys.stderr.flush(), os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with subprocess.Popen([sys.executable, "-c", FORKS], cwd=ROOT.parent, text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as forks:
-        yield forks
-        forks.stdin.close()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_module_imports_in_a_fresh_process(name, forks):
-    "Torch and other libraries were loaded before, which takes seconds: a fork shares them, where there are forks."
-    if not hasattr(os, "fork"): return run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
-    print(name, file=forks.stdin, flush=True)
-    assert forks.stdout.readline() == "0\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_module_imports_in_a_process_that_has_loaded_nothing(name): run(sys.executable, "-c", f"import {name}", cwd=ROOT.parent)
-
-
-def test_every_module_has_one_place_in_the_order():
-    assert sorted(ORDER) == sorted(name.removeprefix("minibert.") for name in NAMES)
-
-
-def test_chapters_stand_in_the_order_of_their_numbers():
-    numbers = [re.search(r"File to edit: .*?nbs/(\d\d)_", path.read_text(encoding="utf8")) for path in sorted(MODULES, key=lambda p: place(NAMES[MODULES.index(p)]))]
-    found = [int(number[1]) for number in numbers if number]
-    assert found == sorted(found) and len(found) >= 20
-
-
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_imports_never_run_up(path):
-    own = NAMES[MODULES.index(path)]
-    for name in imports(path):
-        if name in NAMES and name != own: assert place(name) < place(own), f"{own} imports {name}, which comes later"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=NAMES)
-def test_reference_libraries_are_never_imported(path):
-    assert not FORBIDDEN & {name.split(".")[0] for name in imports(path)}
-
-
-def test_heads_load_no_reference_library():
-    loaded = run(sys.executable, "-c", "import sys, minibert.heads; print(*sys.modules)").split()
-    assert not FORBIDDEN & set(loaded) and "matplotlib" not in loaded and "datasets" not in loaded
-
-
-def test_heads_load_torch_and_the_chapters_up_to_their_own():
-    "So importing them costs what importing torch costs, on any machine, busy or not."
-    code = "import sys, torch; before = {*sys.modules}; import minibert.heads; print(*{*sys.modules} - before)"
-    loaded = run(sys.executable, "-c", code).split()
-    assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"minibert"}
-    ours = [place(name) for name in NAMES if name in loaded]
-    assert 5 <= len(ours) <= 18 and max(ours) == place("minibert.heads")
 
 
 def test_wheel_has_every_file_and_the_command(tmp_path, monkeypatch):
@@ -291,16 +211,6 @@ def test_wheel_has_every_file_and_the_command(tmp_path, monkeypatch):
     run(python, "-c", f"import {', '.join(NAMES)}", cwd=tmp_path)  # each alone is another test
     assert run(python, "-c", "from minibert.data.stories import stories; print(stories(1)[0].text)", cwd=tmp_path).strip()
     assert "pretrain" in run(python.with_name("minibert"), "--help", cwd=tmp_path)
-
-
-def test_the_package_offers_its_names_when_they_are_asked_for():
-    "Importing it loads no torch; none of its names is a module's, so that each means one thing."
-    assert "torch" not in run(sys.executable, "-c", "import sys, minibert; print(*sys.modules)").split()
-    import minibert
-    for name in minibert.__all__:
-        assert getattr(minibert, name).__name__ == name and name in dir(minibert)
-        assert not {f"minibert.{name}"} & set(NAMES)
-    with pytest.raises(AttributeError, match="no attribute 'Bert'"): _ = minibert.Bert
 
 
 def test_the_command_is_python_m_minibert_too():

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from minibert.core.errors import UserError
 from minibert.config import BertConfig
 from minibert.data.stories import stories
 from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
-from minibert.measure.probe_figures import probe_encoder, probe_tags, tag_gains
-from minibert.measure.probe_vectors import extract, place_words
-from minibert.probing import TaggedText, answers, control_tags, fit_probes, standardise_, tag_stories, word_majority
-from minibert.measure.roles import balanced, name_roles, probe_roles, role_shortcuts
+from minibert.measure.probes import probe_encoder, probe_tags, tag_gains
+from minibert.measure.probes import extract, place_words
+from minibert.probing import TaggedText, control_tags, fit_probes, predict_tags, standardise_, tag_stories, word_majority
+from minibert.measure.probes import balanced, name_roles, probe_roles, role_shortcuts
 from minibert.measure.probe_runs import (
     draw_confusion, draw_layers, probe_table, probe_tables, read_conllu, read_treebank,
-    role_table, run_probe)
+    role_table, probe_checkpoint)
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import save_pretrained
 
@@ -64,7 +65,7 @@ def test_conllu_mistakes_are_sentences(tmp_path, text, match):
 def test_missing_files_and_library(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="train"): read_treebank(tmp_path)
     monkeypatch.setitem(sys.modules, "conllu", None)
-    with pytest.raises(ImportError, match="pip install conllu"): read_conllu(tmp_path / "a.conllu")
+    with pytest.raises(UserError, match="pip install conllu"): read_conllu(tmp_path / "a.conllu")
 
 
 @pytest.mark.slow
@@ -104,7 +105,7 @@ def test_probe_finds_what_is_there_and_no_more():
     labels = torch.randint(3, (2, 3000), generator=draw)
     vectors = torch.randn(2, 3000, 8, generator=draw)
     vectors[1, :, :3] += 4 * torch.eye(3)[labels[0]]
-    right = answers(fit_probes(vectors[:, :2000], labels[:, :2000], 3, batch_size=256, least=300), vectors[:, 2000:]) == labels[:, 2000:]
+    right = predict_tags(fit_probes(vectors[:, :2000], labels[:, :2000], 3, batch_size=256, least=300), vectors[:, 2000:]) == labels[:, 2000:]
     share = right.double().mean(-1)
     assert share[1, 0] > 0.95 and share[2, 0] > 0.93  # the layer that has it, and the mix
     assert share[0].max() < 0.45 and share[:, 1].max() < 0.45
@@ -116,7 +117,7 @@ def test_no_figure_of_damaged_weights(model, tokenizer, told, tmp_path):
     with pytest.raises(FloatingPointError, match="not finite numbers.*earlier checkpoint"):
         extract(broken.bert, place_words(tag_stories(told[:2]).words, tokenizer, 64))
     save_pretrained(broken, tokenizer, tmp_path / "run")
-    with pytest.raises(FloatingPointError, match="not finite"): run_probe(tmp_path / "run", seeds=1, count=100, least=1)
+    with pytest.raises(FloatingPointError, match="not finite"): probe_checkpoint(tmp_path / "run", seeds=1, count=100, least=1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -181,10 +182,10 @@ def test_roles_and_the_command(model, tokenizer, told, tmp_path):
     assert len(roles["trained"]) == 4 and "first or later" in role_table(roles)
     with pytest.raises(ValueError, match="more of them"): probe_roles(model.bert, tokenizer, told[:1], told[:1])
     save_pretrained(model, tokenizer, tmp_path / "run")
-    result = run_probe(tmp_path / "run", out=tmp_path / "out", seeds=1, count=100, epochs=1, least=20)
+    result = probe_checkpoint(tmp_path / "run", out=tmp_path / "out", seeds=1, count=100, epochs=1, least=20)
     assert json.loads((tmp_path / "out/probe.json").read_text()) == result and "roles" in result
     assert (tmp_path / "out/layers.png").stat().st_size > 1000 and "hero or friend" in probe_tables(result)
-    with pytest.raises(ValueError, match="seeds is 0"): run_probe(tmp_path / "run", seeds=0)
+    with pytest.raises(ValueError, match="seeds is 0"): probe_checkpoint(tmp_path / "run", seeds=0)
 
 
 def test_command_on_a_treebank(model, tokenizer, tmp_path):
@@ -193,7 +194,7 @@ def test_command_on_a_treebank(model, tokenizer, tmp_path):
     (tmp_path / "bank").mkdir()
     write(tmp_path / "bank/x-train.conllu", *rows * 5), write(tmp_path / "bank/x-dev.conllu", *rows)
     save_pretrained(model, tokenizer, tmp_path / "run")
-    result = run_probe(tmp_path / "run", tmp_path / "bank", seeds=1, least=100)
+    result = probe_checkpoint(tmp_path / "run", tmp_path / "bank", seeds=1, least=100)
     assert result["words"] == [30, 6] and "roles" not in result and result["majority"] == 1
     wide = probe_encoder(model.bert, tokenizer, read_treebank(tmp_path / "bank"), seeds=1, both=True, least=100)
     assert wide[0].shape == (1, len(result["trained"]), 2, 6)  # two pieces a word, and still one answer

@@ -19,17 +19,17 @@ from minibert.config import BertConfig
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
 from minibert.core.seeds import seeded
-from minibert.heads import BertForPreTraining
 from minibert.train.optimizers import make_optimizers
-from minibert.parity import assert_same, randomise_
+from minibert.parity import assert_same
 from minibert.train.recipe import TrainingConfig
-from minibert.speed import PlainForm, synthetic_batch, useful_flops
+from minibert.speed import FastBertForPreTraining, synthetic_batch, useful_flops
 from minibert.perf.products import fast_products
 from minibert.perf.profiling import profile_loop
 from minibert.perf.bench import (
     Peer, bench, bench_table, draw_bench, list_peers, take_turns)
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import Callback, make_sampler, pretrain, resume, train_step
+from minibert.train.trainer import make_sampler, pretrain, resume
+from minibert.training import Callback, Run, train_step
 
 SMALL = BertConfig(101, 24, 2, 4, 37, max_position_embeddings=40)
 onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
@@ -39,14 +39,6 @@ def gradients(model, batch, weights):
     loss = model(**batch).loss
     return [loss.detach(), *torch.autograd.grad(loss, list(weights))]
 
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("few", [False, True], ids=["all logits", "few logits"])
-def test_plain_form_has_the_same_loss_and_gradients(seed, few):
-    model = randomise_(BertForPreTraining(SMALL), seed).double().eval()
-    batch = synthetic_batch(SMALL, seed, 3 + seed, 9 + 7 * seed)
-    ours, theirs = (gradients(form, batch, model.parameters()) for form in (model, PlainForm(model, few)))
-    assert assert_same(ours, theirs) < 1e-9
 
 
 def test_a_batch_is_a_function_of_its_seed():
@@ -73,7 +65,7 @@ def test_useful_work_is_what_pytorch_counts(rows, asked, monkeypatch):
     config = replace(SMALL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     batch = synthetic_batch(config, 0, rows, 16) | dict(attention_mask=torch.ones(rows, 16).long())
     batch["labels"] = batch["input_ids"].where((torch.arange(16) > 2) & (torch.arange(16) < 3 + asked), -100)
-    model = BertForPreTraining(config).train()
+    model = FastBertForPreTraining(config).train()
     with FlopCounterMode(display=False) as counter:
         with torch.autocast("cpu", torch.bfloat16): loss = model(**batch).loss
         loss.backward()
@@ -144,17 +136,17 @@ def test_a_run_with_these_products_resumes_bit_for_bit(tmp_path):
     config = replace(SMALL, vocab_size=tokenizer.vocab_size, hidden_size=64, intermediate_size=128)
     loop = TrainingConfig(steps=4, length=24, batch_size=4, checkpoint_steps=2, log_steps=1)
     sampler, models = make_sampler(Corpus.build(documents, tokenizer), tokenizer, loop), []
-    def stop(history):
-        if len(history) == 3: raise RuntimeError("power cut")
+    def stop(run):
+        if run.step == 3: raise RuntimeError("power cut")
     with fast_products():
-        models.append(BertForPreTraining(config, seeded(0)))
+        models.append(FastBertForPreTraining(config, seeded(0)))
         lines = pretrain(models[0], sampler, loop, progress=False)
         with pytest.raises(RuntimeError):
-            pretrain(BertForPreTraining(config, seeded(0)), sampler, loop, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
+            pretrain(FastBertForPreTraining(config, seeded(0)), sampler, loop, tmp_path, callbacks=[Callback(after_step=stop)], progress=False)
         model, again = resume(tmp_path, sampler, progress=False)
     assert again == lines
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters()))
-    plain = BertForPreTraining(config, seeded(0))
+    plain = FastBertForPreTraining(config, seeded(0))
     others = pretrain(plain, sampler, loop, progress=False)
     assert all(abs(a["loss"] - b["loss"]) < 1e-4 for a, b in zip(others, lines))
     assert not all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))  # the block did act
@@ -200,9 +192,9 @@ def _die(*_): os._exit(9)
 
 def whole_steps(config, batch):
     "Training steps, as `profile_loop` wants them."
-    model, training = BertForPreTraining(config).train(), TrainingConfig(optimizer="muon")
+    model, training = FastBertForPreTraining(config).train(), TrainingConfig(optimizer="muon")
     optimizers = make_optimizers(model, training)
-    while True: yield train_step(model, optimizers, batch, 0, training)
+    while True: yield train_step(Run(model, optimizers, training, 0), batch).line
 
 
 def test_profile_finds_the_parts():

@@ -9,27 +9,32 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from minibert.train.callbacks import Callback, TensorBoard
+from minibert.core.errors import UserError
+from minibert.train.callbacks import Budget, Log, Measure, TensorBoard, is_logged
 from minibert.train.checkpoints import (
-    best_checkpoint, check_checkpoint, latest_checkpoint, list_checkpoints, only_run_in,
-    save_checkpoint)
+    best_checkpoint, latest_checkpoint, list_checkpoints, only_run_in, open_checkpoint,
+    read_state, save_checkpoint)
 from minibert.config import BertConfig
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
+from minibert.core.progress import shown
 from minibert.core.seeds import seeded
 from minibert.heads import BertForPreTraining
+from minibert.speed import FastBertForPreTraining
 from minibert.train.optimizers import make_optimizers
 from minibert.train.processes import own_device
 from minibert.parity import assert_same
 from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import forward_backward, make_sampler, pretrain, resume, train_step
+from minibert.train.gradients import Gradients
+from minibert.train.trainer import make_sampler, pretrain, resume, train_model
+from minibert.training import Callback, Run, fit, train_step
 
 CONFIG = TrainingConfig(steps=10, length=32, batch_size=4, log_steps=2, checkpoint_steps=3, optimizer="muon")
 
@@ -48,6 +53,9 @@ def small(texts):
 
 
 def fresh(config): return BertForPreTraining(config, seeded(0, 0, 2))
+
+
+def fresh_fast(config): return FastBertForPreTraining(config, seeded(0, 0, 2))  # what the command trains and resume makes
 
 
 def equal(a, b): return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values()))
@@ -82,7 +90,7 @@ def steps_against_hf(texts, steps, optimizer_seed=0):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
         adamw.step(); rate.step(); adamw.zero_grad()
-        yield train_step(ours, optimizers, batch, step, training)["loss"], loss.item()
+        yield train_step(Run(ours, optimizers, training, step), batch).line["loss"], loss.item()
 
 
 def test_hundred_steps_take_the_same_path_as_hf(texts):
@@ -93,27 +101,24 @@ def test_hundred_steps_take_the_same_path_as_hf(texts):
 
 @pytest.mark.parametrize("objective", ["mlm", "nsp"])
 def test_one_objective_alone_trains_and_resumes(texts, small, tmp_path, objective):
-    config, kept = replace(CONFIG, gradient_accumulation_steps=2, checkpoint_steps=5, objectives=objective), f"{objective}_loss"
-    sampler = make_sampler(*texts, config)
-    lines = pretrain(model := fresh(small), sampler, config, tmp_path, progress=False)
+    config, kept = replace(CONFIG, gradient_accumulation_steps=2, checkpoint_steps=5), f"{objective}_loss"
+    sampler = make_sampler(*texts, config, objectives=(objective,))
+    lines = pretrain(model := fresh_fast(small), sampler, config, tmp_path, progress=False)
     assert all(line["loss"] == line[kept] for line in lines)
     assert {"mlm_loss", "nsp_loss"} & lines[0].keys() == {kept} and lines[-1]["loss"] < lines[0]["loss"] + 1
     for name in ("checkpoints/00000010",): shutil.rmtree(tmp_path / name)
     again, after = resume(tmp_path, sampler, progress=False)
     assert equal(model, again) and after == lines
-    with pytest.raises(ValueError, match="objectives was"): resume(tmp_path, make_sampler(*texts, CONFIG), CONFIG, progress=False)
-    unasked = {name: values for name, values in sampler.batch(0, 4).items() if name not in ("labels", "next_sentence_label")}
-    with pytest.raises(ValueError, match="no labels that the model learns from"):
-        train_step(model, make_optimizers(model, config), unasked, 0, config)
+    with pytest.raises(UserError, match="objectives was"): resume(tmp_path, make_sampler(*texts, CONFIG), CONFIG, progress=False)
 
 
 def test_parts_without_a_predicted_token_count_as_nothing(texts, small):
     still = replace(small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    whole, parts = fresh(still).double(), fresh(still).double()
+    whole, parts = fresh(still).double(), fresh_fast(still).double()
     batch = make_sampler(*texts, CONFIG).batch(0, 4)
     batch["labels"][1:] = -100
     whole(**batch).loss.backward()
-    losses = forward_backward(parts, batch, replace(CONFIG, gradient_accumulation_steps=4))
+    losses = Gradients(4)(parts, batch)
     assert all(math.isfinite(value) for value in losses.values())
     for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
 
@@ -135,11 +140,11 @@ def test_the_loop_leaves_the_process_as_it_was(texts, small, monkeypatch):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     model, modes = fresh(small), []
 
-    def freeze(history):
-        if len(history) == 1: model.bert.eval()
+    def freeze(run):
+        if run.step == 1: model.bert.eval()
         modes.append((model.training, model.bert.training))
     def measure(model): return {"val_loss": model.eval().nsp_head.weight.sum().item()}
-    pretrain(model, make_sampler(*texts, CONFIG), CONFIG, callbacks=[Callback(on_log=freeze, measure=measure)], progress=False)
+    pretrain(model, make_sampler(*texts, CONFIG), CONFIG, callbacks=[Measure(measure), Callback(after_step=freeze)], progress=False)
     assert set(modes) == {(True, False)}
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
@@ -147,20 +152,20 @@ def test_the_loop_leaves_the_process_as_it_was(texts, small, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_a_copy_beside_the_checkpoints_stays(texts, small, tmp_path, number):
     sampler = make_sampler(*texts, CONFIG)
-    straight = fresh(small)
+    straight = fresh_fast(small)
     lines = pretrain(straight, sampler, CONFIG, progress=False)
 
-    def stop(history):
-        if history[-1]["step"] == 4: signal.raise_signal(number)
-    with pytest.raises(KeyboardInterrupt, match="Stopped after step 4 of 10: saved in"):
-        pretrain(fresh(small), sampler, CONFIG, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
+    def stop(run):
+        if run.step == 4: signal.raise_signal(number)
+    with pytest.raises(KeyboardInterrupt, match="Stopped after step 4: saved in"):
+        pretrain(fresh_fast(small), sampler, CONFIG, tmp_path, callbacks=[Callback(after_step=stop)], progress=False)
     copy = tmp_path / "checkpoints/00000001-my-best"
-    shutil.copytree(latest_checkpoint(tmp_path)[0], copy)
-    before = latest_checkpoint(tmp_path)[1]["seconds"]
+    shutil.copytree(latest_checkpoint(tmp_path), copy)
+    before = read_state(latest_checkpoint(tmp_path))["seconds"]
     model, again = resume(tmp_path, sampler, progress=False)
     assert equal(straight, model) and again == lines and copy.is_dir()
     assert list_checkpoints(tmp_path) == [tmp_path / "checkpoints" / name for name in ("00000009", "00000010")]
-    assert latest_checkpoint(tmp_path)[1]["seconds"] > before > 0
+    assert read_state(latest_checkpoint(tmp_path))["seconds"] > before > 0
 
 
 def test_without_a_terminal_each_line_of_metrics_is_a_line(texts, small, capsys):
@@ -174,17 +179,17 @@ def test_without_a_terminal_each_line_of_metrics_is_a_line(texts, small, capsys)
 def test_resume_is_bit_for_bit_after_damage(texts, small, tmp_path):
     "A run stopped at 6, its newest checkpoint spoiled: it goes on from the one before."
     sampler = make_sampler(*texts, CONFIG)
-    straight = fresh(small)
+    straight = fresh_fast(small)
     lines = pretrain(straight, sampler, CONFIG, progress=False)
 
-    def stop(history):
-        if history[-1]["step"] == 8: raise RuntimeError("power cut")
-    with pytest.raises(RuntimeError): pretrain(fresh(small), sampler, CONFIG, tmp_path, callbacks=[Callback(on_log=stop)], progress=False)
-    newest, _ = latest_checkpoint(tmp_path)
+    def stop(run):
+        if run.step == 8: raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError): pretrain(fresh_fast(small), sampler, CONFIG, tmp_path, callbacks=[Callback(after_step=stop)], progress=False)
+    newest = latest_checkpoint(tmp_path)
     assert newest.name == "00000006"
     spoiled = newest / "optimizer.safetensors"
     spoiled.write_bytes(spoiled.read_bytes()[:-7])
-    with pytest.warns(UserWarning, match="optimizer.safetensors is not what was written"):
+    with pytest.warns(UserWarning, match="00000006 is damaged"):
         model, again = resume(tmp_path, sampler, progress=False)
     assert equal(straight, model) and again == lines
     assert [json.loads(line) for line in open(tmp_path / "metrics.jsonl")] == lines
@@ -202,8 +207,8 @@ def test_only_whole_checkpoints_carry_the_name(texts, small, tmp_path, monkeypat
     "A full disk in the middle of writing leaves the checkpoint before it, whole."
     model, sampler = fresh(small), make_sampler(*texts, CONFIG)
     optimizers = make_optimizers(model, CONFIG)
-    train_step(model, optimizers, sampler.batch(0, 4), 0, CONFIG)
-    save_checkpoint(tmp_path, 1, model, optimizers, {})
+    train_step(Run(model, optimizers, CONFIG), sampler.batch(0, 4))
+    save_checkpoint(tmp_path, 1, model, optimizers, dict(measured={}))
     import minibert.train.checkpoints as checkpoints
     written = []
 
@@ -212,51 +217,108 @@ def test_only_whole_checkpoints_carry_the_name(texts, small, tmp_path, monkeypat
         written.append(path)
     monkeypatch.setattr(checkpoints, "write_whole", full)
     with pytest.raises(OSError, match="No space left"): save_checkpoint(tmp_path, 2, model, optimizers, {})
-    assert latest_checkpoint(tmp_path)[1]["step"] == 1
+    assert latest_checkpoint(tmp_path).name == "00000001"
 
 
 def test_gradient_that_is_not_finite_stops_the_run(texts, small, tmp_path):
     model, sampler = fresh(small), make_sampler(*texts, CONFIG)
     with torch.no_grad(): model.nsp_head.weight[0, 0] = torch.inf
     before = {n: p.clone() for n, p in model.named_parameters()}
-    with pytest.raises(FloatingPointError, match="Step 1 has a loss of .*The batch is kept in"):
+    with pytest.raises(UserError, match="Step 1 .*batch-of-step-1.safetensors"):
         pretrain(model, sampler, CONFIG, tmp_path, progress=False)
     assert (tmp_path / "batch-of-step-1.safetensors").exists()
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
-@contextmanager
-def seen_by(model):
-    "Gradients are there at the start; the weights have moved at the end."
-    seen, weight = {}, model.nsp_head.weight
-    before = weight.detach().clone()
-    seen["gradient"] = weight.grad.norm().item()
-    yield seen
-    seen["moved"] = (weight - before).norm().item()
+class Watch(Callback):
+    "Gradients are there before the update; the weights have moved after it."
+
+    def __init__(self): self.asked = 0
+
+    def before_update(self, run):
+        if not is_logged(run.step + 1, run.config): return
+        self.weight = run.model.nsp_head.weight.detach().clone()
+        self.gradient = run.model.nsp_head.weight.grad.norm().item()
+
+    def after_step(self, run):
+        if not is_logged(run.step, run.config): return
+        self.asked += 1
+        run.figures |= dict(gradient=self.gradient, moved=(run.model.nsp_head.weight - self.weight).norm().item())
 
 
-def test_observer_is_asked_at_the_logged_steps_and_touches_nothing(texts, small, tmp_path):
-    sampler, plain, watched, asked = make_sampler(*texts, CONFIG), fresh(small), fresh(small), []
-
-    @contextmanager
-    def observe(model):
-        with seen_by(model) as seen: yield seen
-        asked.append(len(asked))
+def test_a_watcher_joins_the_lines_and_touches_nothing(texts, small, tmp_path):
+    sampler, plain, watched, watch = make_sampler(*texts, CONFIG), fresh(small), fresh(small), Watch()
     lines = pretrain(plain, sampler, CONFIG, progress=False)
-    seen = pretrain(watched, sampler, CONFIG, tmp_path, callbacks=[Callback(around_update=observe)], progress=False)
-    assert equal(plain, watched) and len(asked) == len(lines) == 6
+    seen = pretrain(watched, sampler, CONFIG, tmp_path, callbacks=[watch], progress=False)
+    assert equal(plain, watched) and watch.asked == len(lines) == 6
     assert all(line["moved"] > 0 and 0 < line["gradient"] <= line["grad_norm"] for line in seen)
     assert [{k: v for k, v in line.items() if k not in ("moved", "gradient")} for line in seen] == lines
     assert [json.loads(line) for line in open(tmp_path / "metrics.jsonl")] == seen
 
 
-def test_figures_under_a_name_that_is_taken_are_refused(texts, small):
-    sampler = make_sampler(*texts, CONFIG)
-    observe = contextmanager(lambda model: iter([{"loss": 1.0}]))
-    with pytest.raises(ValueError, match="has loss already"):
-        pretrain(fresh(small), sampler, CONFIG, callbacks=[Callback(around_update=observe)], progress=False)
-    with pytest.raises(ValueError, match="gave no val_loss.*but accuracy"):
-        pretrain(fresh(small), sampler, CONFIG, callbacks=[Callback(measure=lambda model: {"accuracy": 1.0})], progress=False)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_bare_loop_and_the_whole_one_take_the_same_path(texts, small, optimizer):
+    sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, optimizer=optimizer)
+    bare = fit(fresh(small), sampler, config)
+    whole, parts = (fit(fresh(small), sampler, config, [], by) for by in (Gradients(), Gradients(3)))
+    assert equal(bare.model, whole.model) and bare.step == 10 and not equal(bare.model, parts.model)
+    norms = []
+    fit(fresh(small), sampler, replace(config, max_grad_norm=0.01),
+        [Callback(before_update=lambda run: norms.append(nn.utils.get_total_norm([p.grad for p in run.model.parameters()])))])
+    assert len(norms) == 10 and max(norms) < 0.0101
+
+
+def test_callbacks_are_called_in_their_order_and_end_after_an_error(texts, small):
+    def called(name):
+        def note(when): return lambda run: heard.append((when, name, run.step))
+        return Callback(**{when: note(when) for when in ("begin", "before_update", "after_step", "end")})
+    def fall(run): raise InterruptedError
+    heard, sampler = [], make_sampler(*texts, CONFIG)
+    with pytest.raises(InterruptedError): fit(fresh(small), sampler, CONFIG, [called("a"), called("b"), Callback(after_step=fall)])
+    assert heard == [("begin", "a", 0), ("begin", "b", 0), ("before_update", "a", 0), ("before_update", "b", 0),
+                     ("after_step", "a", 1), ("after_step", "b", 1), ("end", "a", 1), ("end", "b", 1)]
+
+
+class Clocked:
+    "A sampler for which a step takes as long as we say."
+
+    def __init__(self, sampler, seconds): self.sampler, self.info, self.seconds, self.now = sampler, sampler.info, seconds, 0.0
+
+    def batch(self, step, n):
+        self.now += self.seconds(step, self.now)
+        return self.sampler.batch(step, n)
+
+
+@pytest.mark.parametrize("seconds", [lambda step, now: 0.5, lambda step, now: 4.0 if step < 5 else 0.5,
+                                     lambda step, now: 1.0 if now < 60 else 0.5, lambda step, now: 3 * (now % 20 > 19) + 0.4],
+                         ids=["even", "slow at first", "beside another until half time", "a slow one now and then"])
+def test_minutes_hold(texts, small, monkeypatch, seconds):
+    examples, config = Clocked(make_sampler(*texts, CONFIG), seconds), replace(CONFIG, optimizer="adamw", log_steps=1, checkpoint_steps=10**6)
+    monkeypatch.setattr("time.monotonic", lambda: examples.now)
+    run = fit(fresh(small), examples, config, [Budget(2), Log()])
+    assert 0.94 * 120 < examples.now < 1.06 * 120 and run.step == run.config.steps
+    rates = [line["learning_rate"] for line in run.history]
+    top = rates.index(config.learning_rate)
+    down = len(rates) - 1 - rates[::-1].index(config.learning_rate)
+    assert rates[:top] == sorted(rates[:top]) and rates[down:] == sorted(rates[down:], reverse=True)
+    assert set(rates[top:down]) == {config.learning_rate} and abs((run.step - down) / run.step - config.cooldown) < 0.03
+
+
+def test_what_minutes_decided_is_exact_in_a_resume(texts, small, tmp_path, monkeypatch, capsys):
+    def clock(): return Clocked(make_sampler(*texts, CONFIG), lambda step, now: 0.5)
+    config = replace(CONFIG, checkpoint_steps=10, keep_checkpoints=99)
+    def trained(examples, callbacks=(), **options):
+        monkeypatch.setattr("time.monotonic", lambda: examples.now)
+        return train_model(fresh(small), examples, config, tmp_path, callbacks=[Budget(0.25), *callbacks], progress=False, **options)
+    straight = trained(clock())
+    decided = [path for path in list_checkpoints(tmp_path) if read_state(path)["callbacks"]["Budget"]["steps"]]
+    assert len(list_checkpoints(tmp_path)) > len(decided) > 1 and straight.step == read_state(decided[0])["steps"]
+    for path in decided[1:]: shutil.rmtree(path)
+    assert equal(trained(clock(), resume=True).model, straight.model)
+    for path in list_checkpoints(tmp_path)[1:]: shutil.rmtree(path)
+    assert not read_state(list_checkpoints(tmp_path)[0])["callbacks"]["Budget"]["steps"]
+    with shown(): again = trained(clock(), resume=True)
+    assert abs(again.step - straight.step) < 5 and "minutes that are left" in capsys.readouterr().err
 
 
 def measure_by(losses):
@@ -269,7 +331,7 @@ def measure_by(losses):
     return measure
 
 
-def but_for_time(found): return {name: value for name, value in found[1].items() if name != "seconds"}
+def but_for_time(checkpoint): return {name: value for name, value in read_state(checkpoint).items() if name != "seconds"}
 
 
 def names(folder): return sorted(path.name for path in folder.glob("checkpoints/*"))
@@ -280,22 +342,22 @@ def test_best_checkpoint_stays_beside_the_last_ones(texts, small, tmp_path):
     plain, measured = fresh(small), fresh(small)
     pretrain(plain, sampler, config, progress=False)
     losses = [5.0, 3.0, float("nan"), 4.0, 3.0, 6.0, 7.0]
-    lines = pretrain(measured, sampler, config, tmp_path, callbacks=[Callback(measure=measure_by(losses))], progress=False)
+    lines = pretrain(measured, sampler, config, tmp_path, callbacks=[Measure(measure_by(losses))], progress=False)
     assert equal(plain, measured)
     assert names(tmp_path) == ["00000004", "00000012", "00000014"]
-    path, state = best_checkpoint(tmp_path)
-    assert path.name == "00000004" and state["measured"] == {"val_loss": 3.0}
+    path = best_checkpoint(tmp_path)
+    assert path.name == "00000004" and read_state(path)["measured"] == {"val_loss": 3.0}
     assert {line["step"]: line["val_loss"] for line in lines if line["step"] in (2, 4, 14)} == {2: 5.0, 4: 3.0, 14: 7.0}
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match="damaged.*The next best is used"): assert best_checkpoint(tmp_path)[1]["step"] == 12
-    with pytest.raises(FileNotFoundError, match="no checkpoint at which a held-out loss"): best_checkpoint(tmp_path / "no")
+    with pytest.warns(UserWarning, match="00000004 is damaged"): assert best_checkpoint(tmp_path).name == "00000012"
+    with pytest.raises(UserError, match="no whole checkpoint"): best_checkpoint(tmp_path / "no")
 
 
 def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp_path):
     sampler, config = make_sampler(*texts, CONFIG), replace(CONFIG, log_steps=4)
     def steady(model): return {"val_loss": 1 + abs(model.eval().nsp_head.weight.sum().item())}
-    lines = pretrain(straight := fresh(small), sampler, config, tmp_path / "a", callbacks=[Callback(measure=steady)], progress=False)
+    lines = pretrain(straight := fresh_fast(small), sampler, config, tmp_path / "a", callbacks=[Measure(steady)], progress=False)
     assert [line["step"] for line in lines] == [1, 3, 4, 6, 8, 9, 10]
     calls = []
 
@@ -303,13 +365,13 @@ def test_resumed_run_measures_nothing_twice_and_keeps_the_best(texts, small, tmp
         calls.append(steady(model))
         return calls[-1]
 
-    def stop(history):
-        if history[-1]["step"] == 8: signal.raise_signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match="Stopped after step 8 of 10"):
-        pretrain(fresh(small), sampler, config, tmp_path / "b", callbacks=[Callback(measure=stopping, on_log=stop)], progress=False)
-    assert len(calls) == 2 and but_for_time(latest_checkpoint(tmp_path / "b")) | {"sha256": 0, "about": 0} == dict(
-        step=8, sha256=0, about=0, measured={})
-    model, again = resume(tmp_path / "b", sampler, callbacks=[Callback(measure=stopping)], progress=False)
+    def stop(run):
+        if run.step == 8: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="Stopped after step 8"):
+        pretrain(fresh_fast(small), sampler, config, tmp_path / "b", callbacks=[Measure(stopping), Callback(after_step=stop)], progress=False)
+    state = read_state(latest_checkpoint(tmp_path / "b"))
+    assert len(calls) == 2 and (state["step"], state["measured"]) == (8, {})
+    model, again = resume(tmp_path / "b", sampler, callbacks=[Measure(stopping)], progress=False)
     assert equal(straight, model) and again == lines and len(calls) == 4
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
     assert but_for_time(best_checkpoint(tmp_path / "a")) == but_for_time(best_checkpoint(tmp_path / "b"))
@@ -327,12 +389,12 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 def test_resuming_something_else_is_refused_by_name(texts, small, tmp_path):
     sampler = make_sampler(*texts, CONFIG)
     pretrain(fresh(small), sampler, CONFIG, tmp_path, progress=False)
-    with pytest.raises(ValueError, match="training.seed was 0 and is 7"):
+    with pytest.raises(UserError, match="training.seed was 0 and is 7"):
         resume(tmp_path, sampler, replace(CONFIG, seed=7), progress=False)
     other = Corpus.build(load_documents("stories", limit=50), texts[1])
-    with pytest.raises(ValueError, match=r"examples\.n_tokens was"):
+    with pytest.raises(UserError, match=r"examples\.n_tokens was"):
         resume(tmp_path, make_sampler(other, texts[1], CONFIG), progress=False)
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError):
         pretrain(fresh(small), sampler, CONFIG, tmp_path, progress=False)
 
 
@@ -345,6 +407,7 @@ def test_batch_does_not_depend_on_what_was_drawn_before(texts):
 
 KILLED = """
 import sys
+from minibert.core.errors import UserError
 from minibert.config import BertConfig
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
@@ -352,7 +415,8 @@ from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
 from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.training import Callback, make_sampler, pretrain, resume
+from minibert.train.trainer import make_sampler, pretrain, resume
+from minibert.train.callbacks import Measure
 documents = load_documents("stories", limit=60)
 tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=500)
 config = TrainingConfig(steps=60, length=32, batch_size=4, log_steps=2, checkpoint_steps=2, optimizer="muon")
@@ -360,9 +424,9 @@ sampler = make_sampler(Corpus.build(documents, tokenizer), tokenizer, config)
 sizes = BertConfig(vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
                    intermediate_size=64, max_position_embeddings=64)
 print("ready", flush=True)
-look = [Callback(measure=lambda model: {"val_loss": abs(model.nsp_head.weight.sum().item())})]
+look = [Measure(lambda model: {"val_loss": abs(model.nsp_head.weight.sum().item())})]
 try: resume(sys.argv[1], sampler, callbacks=look, progress=False)
-except FileNotFoundError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], callbacks=look, progress=False)
+except UserError: pretrain(BertForPreTraining(sizes, seeded(0, 0, 2)), sampler, config, sys.argv[1], callbacks=look, progress=False)
 print("done", flush=True)
 """
 
@@ -415,11 +479,10 @@ def test_tensorboard_shows_each_line_once_after_a_resume_too(texts, small, tmp_p
     board = TensorBoard(folder)
     assert not folder.exists()
 
-    def stop(history):
-        board.on_log(history)
-        if history[-1]["step"] == 8: raise RuntimeError("power cut")
+    def stop(run):
+        if run.step == 8: raise RuntimeError("power cut")
     with pytest.raises(RuntimeError):
-        pretrain(fresh(small), sampler, CONFIG, tmp_path / "run", callbacks=[Callback(on_log=stop)], progress=False)
+        pretrain(fresh(small), sampler, CONFIG, tmp_path / "run", callbacks=[board, Callback(after_step=stop)], progress=False)
     _, lines = resume(tmp_path / "run", sampler, callbacks=[TensorBoard(folder)], progress=False)
     board = EventAccumulator(str(folder)).Reload()
     assert set(board.Tags()["scalars"]) == lines[0].keys() - {"step"}
@@ -431,7 +494,7 @@ def test_tensorboard_shows_each_line_once_after_a_resume_too(texts, small, tmp_p
 
 def test_missing_tensorboard_is_said_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="TensorBoard is not installed: pip install tensorboard"): TensorBoard(tmp_path)
+    with pytest.raises(UserError, match="pip install tensorboard"): TensorBoard(tmp_path)
 
 
 def test_resume_keeps_the_precision_and_takes_a_device(texts, small, tmp_path):
@@ -450,7 +513,7 @@ def test_compiled_model_trains_alike_and_keeps_its_names(texts, small, tmp_path)
     lines = pretrain(plain, sampler, config, progress=False)
     again = pretrain(compiled, sampler, config, tmp_path, progress=False)
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(lines, again)) < 1e-3
-    assert latest_checkpoint(tmp_path)[0].joinpath("model.safetensors").exists()
+    assert latest_checkpoint(tmp_path).joinpath("model.safetensors").exists()
     assert fresh(small).load_state_dict(compiled.state_dict())
 
 
@@ -466,13 +529,13 @@ def test_gpu_takes_the_same_path_as_the_cpu(texts, small, tmp_path):
 
 def test_a_checkpoint_without_state_is_damaged(tmp_path):
     (tmp_path / "00000001").mkdir()
-    with pytest.raises(ValueError, match="is damaged"): check_checkpoint(tmp_path / "00000001")
+    with pytest.raises(ValueError, match="00000001 is damaged"): open_checkpoint(tmp_path / "00000001")
 
 
 def test_losses_of_float64_stay_float64(texts, small):
     model, sampler = fresh(small).double(), make_sampler(*texts, CONFIG)
     config = replace(CONFIG, optimizer="adamw")
-    metrics = train_step(model, make_optimizers(model, config), sampler.batch(0, 4), 0, config)
+    metrics = train_step(Run(model, make_optimizers(model, config), config, 0), sampler.batch(0, 4)).line
     batch = sampler.batch(0, 4)
     again = fresh(small).double()
     with torch.random.fork_rng():

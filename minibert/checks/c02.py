@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from .exercises import Exercise, Wrong
-from ..tokenizer import match_pieces
+from ..text.wordpiece import match_pieces
 
 # %% auto #0
 __all__ = ['RIGHT', 'FIRST', 'BROKEN']

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 
 from ..config import BertConfig
 from ..core.seeds import seeded
-from ..encoder import EncoderLayer, PreNormLayer
+from ..encoder import ACTIVATIONS, EncoderLayer
 from .exercises import Exercise, Wrong
-from ..nn.parts import activation
 
 # %% auto #0
 __all__ = ['GATED', 'TWO', 'HIDDEN']
@@ -128,7 +127,7 @@ def _damaged(damage, seed: int) -> list:
     x = torch.randn(2, 5, 12, dtype=torch.float64, generator=seeded(seed))
     layers = [_layer(random, seed) for random in (False, True)]
     for layer in layers: damage(layer)
-    return [layer(x)[0] for layer in layers]
+    return [layer(x) for layer in layers]
 
 
 def _change(damage, which: int) -> float:
@@ -141,13 +140,19 @@ def _damage(layer):
     layer.attention_norm, layer.output_norm = layer.output_norm, layer.attention_norm
 
 
+class _PreNorm(EncoderLayer):
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.feed_forward(self.output_norm(x)))
+
+
 def _no_bias(layer): layer.feed_forward.up.bias = None
 def _plain_norm(layer): layer.output_norm.weight.data.fill_(1)
 def _one_norm_twice(layer): layer.output_norm = layer.attention_norm
 def _dropout(layer): layer.dropout.p = 0.5
 def _eps(layer): layer.output_norm.eps = 1e-5
-def _tanh(layer): layer.feed_forward.activation = activation("gelu_new")
-def _pre_norm(layer): layer.__class__ = PreNormLayer
+def _tanh(layer): layer.feed_forward.activation = ACTIVATIONS["gelu_new"]
+def _pre_norm(layer): layer.__class__ = _PreNorm
 def _no_query(layer): layer.attention.query.weight.data.zero_()
 
 

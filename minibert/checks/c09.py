@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from .exercises import Exercise, Wrong
-from ..pairs import Pairs
+from ..data.pairs import Pairs
 
 # %% auto #0
 __all__ = ['OTHER', 'WHAT_IS_LEFT', 'SWAP']

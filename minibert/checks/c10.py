@@ -14,7 +14,7 @@ from torch import nn
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
 from ..train.recipe import TrainingConfig
-from ..training import train_step
+from ..training import Run, train_step
 
 # %% auto #0
 __all__ = ['COSINE', 'CLIPPED', 'WHOLE', 'SAVED']
@@ -191,7 +191,8 @@ class _Tiny(nn.Module):
 
     def forward(self, x):
         hidden = self.dropout(torch.tanh(x @ self.a))
-        return SimpleNamespace(losses={"fit": (hidden @ self.b - x).square().mean()})
+        loss = (hidden @ self.b - x).square().mean()
+        return SimpleNamespace(loss=loss, losses={"fit": loss})
 
 
 _SIX = TrainingConfig(steps=6, batch_size=5, learning_rate=0.1, warmup=0.5)
@@ -204,7 +205,7 @@ def _steps(model, optimizer, first, last):
     "Train from one step to another, each on the batch that belongs to it."
     for step in range(first, last):
         batch = dict(x=torch.randn(5, 6, generator=seeded(0, step)))
-        train_step(model, [optimizer], batch, step, _SIX)
+        train_step(Run(model, [optimizer], _SIX, step), batch)
 
 
 def _goes_wrong(missing: str) -> bool:

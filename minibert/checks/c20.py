@@ -11,7 +11,7 @@ import torch
 
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong, altered
-from ..gpt import GPTConfig, GPTForCausalLM, next_logits
+from ..gpt import GPTConfig, GPTForCausalLM, next_logits, with_cache
 
 # %% auto #0
 __all__ = ['WINDOW', 'MIN_P', 'KEPT', 'RESTART']
@@ -138,7 +138,7 @@ MIN_P = Exercise(
 # %% ../../nbs/answers/20_gpt.ipynb #52fbf8aa
 def _kept():
     "How many tokens can be drawn, by the chapter's own function."
-    from minibert.gpt import next_token_probs
+    from minibert.nn.sampling import next_token_probs
     probs = torch.tensor([[0.4, 0.25, 0.15, 0.1, 0.06, 0.04]], dtype=torch.float64)
     return int((next_token_probs(probs.log(), top_p=0.7) > 0).sum())
 
@@ -171,7 +171,8 @@ KEPT = Exercise(
 def _failing():
     "The one check of four that positions which restart do not pass."
     restarted = altered(
-        next_logits, "(real.cumsum(1) - 1).clamp(min=0)[:, S - Q:]", "torch.arange(Q)")
+        next_logits, "(real.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]",
+        "torch.arange(ids.shape[1])")
     config = GPTConfig(61, n_positions=16, n_embd=24, n_layer=2, n_head=4,
                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     model = GPTForCausalLM(config, seeded(20, 4)).double().eval()
@@ -180,10 +181,10 @@ def _failing():
         ids = torch.randint(61, (2, 9), generator=seeded(20, 5))
         other = ids.clone()
         other[:, -1] = (other[:, -1] + 1) % 61
-        whole, cache = model(ids).logits, [[], []]
+        whole, reader = model(ids).logits, with_cache(model)
         real = torch.ones_like(ids)
-        prompt = restarted(model, ids[:, :6], real[:, :6], cache)
-        stream = [restarted(model, ids[:, k:k + 1], real[:, : k + 1], cache)
+        prompt = restarted(reader, ids[:, :6], real[:, :6])
+        stream = [restarted(reader, ids[:, k:k + 1], real[:, : k + 1])
                   for k in (6, 7, 8)]
         fresh = GPTForCausalLM(config, seeded(20, 6))
         passed = dict(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..nn.attention_parts import take_rows
+from ..nn.shortcuts import take_rows
 from ..config import BertConfig
 from ..core.seeds import seeded
 from ..encoder import Encoder
@@ -75,17 +75,17 @@ def _refused():
     hidden = torch.randn(2, 7, 24, generator=seeded(24, 2), dtype=torch.float64)
     rows = torch.tensor([[0, 2, 5], [0, 1, 6]])
     with torch.no_grad():
-        low = first(hidden)[0]
-        below = middle(low)[0]
+        low = first(hidden)
+        below = middle(low)
         few = take_rows(below, rows)
-        right = take_rows(last(below)[0], rows)
-        keys_too = last(few)[0]
+        right = take_rows(last(below), rows)
+        keys_too = last(few)
         more = torch.cat([rows, torch.full((2, 1), 4)], 1)
-        one_more = last(take_rows(below, more), None, below)[0][:, :3]
-        twice = last(middle(take_rows(low, rows), None, low)[0])[0]
+        one_more = last(take_rows(below, more), None, below)[:, :3]
+        twice = last(middle(take_rows(low, rows), None, low))
         pick = last.attention.output.register_forward_pre_hook(
             lambda module, inputs: (take_rows(inputs[0], rows),))
-        x = last.attention_norm(few + last.attention(below)[0])
+        x = last.attention_norm(few + last.attention(below))
         pick.remove()
         late = last.output_norm(x + last.feed_forward(x))
     return tuple(bool((right - other).abs().max() > 1e-9)

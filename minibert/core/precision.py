@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import multiprocessing
 import os
 import platform
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,9 +16,11 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from .errors import NotFiniteError, UserError
+
 # %% auto #0
 __all__ = ['bfloat16_ratio', 'told_bfloat16', 'fast_bfloat16', 'choose_precision', 'evaluating', 'check_finite',
-           'keep_freed_memory', 'follow_parent']
+           'keep_freed_memory']
 
 # %% ../../nbs/reference/core/precision.ipynb #52c20def
 @lru_cache
@@ -63,10 +62,10 @@ def bfloat16_ratio(size: int = 256) -> float:
 
 # %% ../../nbs/reference/core/precision.ipynb #f0c47aaa
 def told_bfloat16() -> str:  # 0, 1 or nothing
-    "What MINIBERT_BFLOAT16 says; ValueError for another word."
+    "What MINIBERT_BFLOAT16 says; UserError for another word."
     told = os.environ.get("MINIBERT_BFLOAT16", "")
     if told in ("", "0", "1"): return told
-    raise ValueError(f"MINIBERT_BFLOAT16 is {told!r}: set it to 0 or 1, or unset it.")
+    raise UserError(f"MINIBERT_BFLOAT16 is {told!r}: set it to 0 or 1, or unset it.")
 
 
 def fast_bfloat16(device: Any = "cpu") -> bool:
@@ -85,8 +84,6 @@ def choose_precision(
     device: Any = "cpu",
 ) -> str:  # float32 or bfloat16
     "Make `auto` definite; warn whoever asks for bfloat16 where it is slow."
-    if asked not in ("auto", "float32", "bfloat16"):
-        raise ValueError(f"precision is {asked!r}: choose auto or float32 or bfloat16.")
     if asked == "auto": return "bfloat16" if fast_bfloat16(device) else "float32"
     if asked == "bfloat16" and not fast_bfloat16(device):
         why = "MINIBERT_BFLOAT16=0 asks for float32"
@@ -115,10 +112,10 @@ def evaluating(model: Any) -> Iterator[Any]:  # a module; its device
 
 # %% ../../nbs/reference/core/precision.ipynb #d469ced0
 def check_finite(what: str, *values: Any) -> None:  # tensors
-    "FloatingPointError where a number is NaN or infinite; `what` begins the sentence."
+    "NotFiniteError where a number is NaN or infinite; `what` begins the sentence."
     if all(part.isfinite().all() for part in values): return
-    raise FloatingPointError(f"{what} are not finite numbers: its weights are damaged; "
-                             "go back to an earlier checkpoint.")
+    raise NotFiniteError(f"{what} are not finite numbers: its weights are damaged; "
+                    "go back to an earlier checkpoint.")
 
 # %% ../../nbs/reference/core/precision.ipynb #f102e1d7
 def keep_freed_memory() -> bool:  # False where there is no glibc to ask
@@ -127,14 +124,3 @@ def keep_freed_memory() -> bool:  # False where there is no glibc to ask
     except (OSError, AttributeError, TypeError): return False
     never_mmap, never_trim = (-4, 0), (-1, 2**31 - 1)
     return all(mallopt(*option) == 1 for option in (never_mmap, never_trim))
-
-# %% ../../nbs/reference/core/precision.ipynb #b627558d
-def follow_parent() -> None:
-    "In a worker process: leave Ctrl-C to the parent, and end when that has been killed, or by SIGTERM."
-    def wait():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # where one worker dies, its pool ends the others so
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    threading.Thread(target=wait, daemon=True).start()

@@ -6,22 +6,21 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from reprlib import repr as short
 
+from ..core.errors import UserError
 from .stories import stories
-from .tables import (
-    CsvRows, holds_nul, load_table, not_utf8, system_refusal, text_files, text_lines)
+from .tables import TABLES, load_table, read_lines, split_files
 
 # %% auto #0
-__all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'check_asked',
-           'load_documents', 'sample_sentences']
+__all__ = ['split_sentences', 'is_title', 'group_rows', 'cut_sentences', 'Documents', 'split_reading', 'load_documents',
+           'sample_sentences']
 
 # %% ../../nbs/reference/data/documents.ipynb #1b0d3ea8
-_END = re.compile(r"""([.!?…]+)(["'”’»)\]]*(?:\s["”)\]])?)(?:\s+|$)|[。！？]+[」』”’）]*\s*""")
+_END = re.compile(r"""([.!?…]+)(["'”’»)\]]*(?:\s["”)\]])?)(?:\s+|$)"""
+                  r"|[。！？]+[」』”’）]*\s*")
 _OPENING = "\"'“‘«([- "
 _DOTTED = re.compile(r"(?:\w\.)+\w")
 _ABBREVIATIONS = set("""mr mrs ms dr prof rev st sr jr messrs mme gen col capt lt sgt
@@ -89,7 +88,7 @@ def group_rows(rows: Iterable[str], whole: bool) -> Iterator[list[str]]:
     head = list(islice(rows := iter(rows), 1000))
     whole = whole and sum(not row.strip() for row in head) <= 0.1 * len(head)
     count = sum(map(bool, map(is_title, head, ["", *head])))
-    titles = count > max(1, len(head) // 250) and not whole  # a single line may look like one
+    titles = count > max(1, len(head) // 250) and not whole  # one line may look like it
     document, before = [], ""
     for row in chain(head, rows):
         opens = is_title(row, before) if titles else whole or not row.strip()
@@ -139,104 +138,50 @@ def split_reading(
 def _read_files(files):
     "Text files to documents of one paragraph."
     for file in files:
-        try:
-            with open(file, encoding="utf-8-sig") as text:
-                for paragraphs in group_rows(text_lines(text, file), whole=False):
-                    yield [" ".join(paragraphs)]
-        except UnicodeDecodeError: raise not_utf8(file) from None
-
-# %% ../../nbs/reference/data/documents.ipynb #276216cb
-def _check_text(file):
-    "Refuse an empty file, and one whose first megabyte is not UTF-8."
-    with open(file, "rb") as data: block = data.read(1 << 20)
-    if not block.strip():
-        raise ValueError(f"The file {file} is empty: give a text with blank lines "
-                         "between its documents.")
-    try: block.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.start < len(block) - 4 or len(block) < 1 << 20:
-            raise not_utf8(file) from None
-    if 0 in block: raise holds_nul(file, block.decode("latin-1"))
+        for paragraphs in group_rows(read_lines(file), whole=False):
+            yield [" ".join(paragraphs)]
 
 # %% ../../nbs/reference/data/documents.ipynb #d2554463
-def _warn_of_splits(files):
-    "Warn where texts are named after splits: nothing reads them so."
-    named = {file.stem.lower() for file in files} & {"train", "validation", "valid", "val", "dev", "test"}
-    if "train" in named and len(named) > 1:
-        warnings.warn(f"{files[0].parent} holds {', '.join(sorted(named))} as texts, which are read "
-                      "as one, and parts of it held out: give the file of train alone to learn "
-                      "from nothing else.", stacklevel=3)
-
-
-def _held_out(read, split, advice):
+def _held_out(read, split, what):
     "Without a validation split, the first two of every forty documents are held out."
     count = 0
     for count, document in enumerate(read(), start=1):
         if ((count - 1) % 40 < 2) == (split != "train"): yield document
     if count < 4:
-        raise ValueError(
-            "A text without a validation split needs four documents, two to train on "
-            f"and two to hold out, and this one has {count}: give more text, {advice}.")
-
-
-_LINES = "with a blank line between documents"
-_ROWS = "a document a row, or documents with an empty row between them"
+        raise UserError(
+            f"{what} has {count} documents, and four are needed, two to train on and "
+            "two to hold out: give more text, with a blank line between documents, or a "
+            "document a row.")
 
 # %% ../../nbs/reference/data/documents.ipynb #f6e2d74f
-def _parts(rows, column, source):
-    "The cells of a column, a thousand rows at a time."
-    count = 0
-    try:
-        for part in rows.iter(1000):
-            yield part[column]
-            count += len(part[column])
-    except Exception as error:
-        if isinstance(rows, CsvRows): raise  # it has said what is wrong
-        if isinstance(error, UnicodeDecodeError): raise not_utf8(source, "table") from None
-        if told := system_refusal(error): raise told from None
-        raise ValueError(f"The data set {source} broke off after {count:,} rows "
-                         f"({type(error).__name__}): try again.") from error
-
-
-def _texts(rows, column, source):
-    "The texts of a column; ValueError where a cell holds anything else."
-    k = missing = 0
-    for k, cell in enumerate(chain.from_iterable(_parts(rows, column, source)), start=1):
-        missing += cell is None
-        if not isinstance(cell, str | None):
-            raise ValueError(f"Row {k:,} of {source} has {short(cell)} in the column "
-                             f"{column}, which is no text ({type(cell).__name__}): name "
-                             "a column of texts with --text-column.")
-        yield cell or ""
-    if missing:
-        warnings.warn(f"{missing:,} of {k:,} rows of {source} have no text in the column {column}: they "
-                      "count as empty.", stacklevel=2)
-
-# %% ../../nbs/reference/data/documents.ipynb #4c448017
-def _load_rows(source, name, split, text_column, streaming):
-    "A function that reads the column anew, and whether it has a validation split."
+def _load_rows(source, name, split, column, streaming):
+    "A function that reads a column's texts anew; is there a validation split?"
     data = load_table(source, name, streaming)
     apart = "validation" in data
     if (wanted := split if apart else "train") not in data:
-        raise ValueError(f"The data set {source} has the splits {', '.join(map(str, data))}, and "
-                         f"{wanted} was asked for.")
-    columns = data[wanted].column_names or list(next(iter(data[wanted]), ()))
-    if text_column not in columns:
-        raise ValueError(f"The data set {source} has the columns {', '.join(columns)}, "
-                         f"and no {text_column}: say which one holds the text, by --text-column.")
-    rows = data[wanted].select_columns([text_column])
-    return lambda: _texts(rows, text_column, source), apart
+        raise UserError(f"{source} has the splits {', '.join(data)}, and no {wanted}: "
+                        "name a file or a folder that has it.")
+    next(data[wanted]([column]), None)
+    return lambda: (row[column] or "" for row in data[wanted]([column])), apart
 
 # %% ../../nbs/reference/data/documents.ipynb #6b2fe76a
-def check_asked(
-    source: str | Path | None,  # as for `load_documents`; None: there is none
-    asked: str | None,  # one of name, text_column and streaming that was given, as a person reads it
-) -> None:
-    "Refuse what only a data set of tables has, where `source` is none: ValueError."
-    if not asked or source not in (None, "stories") and not text_files(Path(source)): return
-    plain = f"and {source} is plain text"
-    raise ValueError(f"{asked} is of a data set of tables, {plain if source else 'and none is given'}: "
-                     "leave it out, or give a --dataset that has it.")
+def _refuse_columns(source, name, column):
+    "UserError for a plain text of which a table's column or configuration is wanted."
+    if name is not None or column != "text":
+        wanted = name if column == "text" else column
+        raise UserError(f"{source} is plain text, which has no columns and no "
+                        f"configurations: leave {wanted!r} out, or give a table.")
+
+
+def _open_source(source, name, split, column, streaming):
+    "A function that reads a source's paragraphs anew; has it a validation split?"
+    files = split_files(source, name) if Path(source).exists() else {}
+    if not files or next(iter(files.values()))[0].suffix.lower() in TABLES:
+        rows, apart = _load_rows(source, name, split, column, streaming)
+        return lambda: group_rows(rows(), whole=True), apart
+    _refuse_columns(source, None, column)
+    apart = "validation" in files
+    return lambda: _read_files(files.get(split if apart else "train", [])), apart
 
 
 def load_documents(
@@ -247,27 +192,15 @@ def load_documents(
     limit: int | None = None,  # at most so many documents
     streaming: bool = False,  # a data set is read as it comes, and not kept
 ) -> Documents:  # iterate over it as often as you like
-    "Read documents, lists of sentences; ValueError with a sentence if that fails."
+    "Read documents, lists of sentences; UserError or OSError where that fails."
     what = f"{source}, {split}"
-    own = ("name", name, None), ("text_column", text_column, "text"), ("streaming", streaming, False)
-    asked = next((f"{word} {value}" for word, value, default in own if value != default), None)
     if source == "stories":
-        if Path(source).exists():
-            warnings.warn("stories is the corpus that is built in, and not what is called "
-                          "so in this folder: give ./stories for that.", stacklevel=2)
-        check_asked(source, asked)
+        _refuse_columns(source, name, text_column)
         count = limit or (4000 if split == "train" else 400)
-        told = [list(story.sentences) for story in stories(count, split=split)]
-        return Documents(lambda: iter(told), what, limit)
-    if files := text_files(Path(source)):
-        for file in files: _check_text(file)
-        _warn_of_splits(files)
-        check_asked(source, asked)
-        read, apart, parts = lambda: _read_files(files), False, _LINES
-    else:
-        rows, apart = _load_rows(source, name, split, text_column, streaming)
-        read, parts = lambda: group_rows(rows(), whole=True), _ROWS
-    kept = read if apart else (lambda: _held_out(read, split, parts))
+        sentences = [list(story.sentences) for story in stories(count, split=split)]
+        return Documents(lambda: iter(sentences), what, limit)
+    read, apart = _open_source(source, name, split, text_column, streaming)
+    kept = read if apart else (lambda: _held_out(read, split, source))
     return Documents(kept, what, limit, cut_sentences)
 
 # %% ../../nbs/reference/data/documents.ipynb #3d0fc213

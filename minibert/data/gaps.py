@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..core.errors import UserError
 from ..text.foreign import FileTokenizer
 from .spans import SENTINELS, rebuild
 from ..t5 import T5ForConditionalGeneration, generate_from
@@ -35,12 +36,12 @@ def read_gaps(
     tokenizer: WordPieceTokenizer | FileTokenizer,
     text: str,  # perhaps with a [MASK] for each gap
 ) -> list[int]:
-    "A text as a T5 reads it; ValueError for no text, or for too many gaps."
-    if not text.strip(): raise ValueError("There is no text to answer: give some words.")
+    "A text as a T5 reads it; UserError for no text, or for too many gaps."
+    if not text.strip(): raise UserError("There is no text to answer: give some words.")
     count, gaps = len(_GAP.findall(text)), gap_ids(tokenizer)
     if count > len(gaps):
-        raise ValueError(f"The text has {count} gaps, and the model knows {len(gaps)}: "
-                         "ask for fewer at a time.")
+        raise UserError(f"The text has {count} gaps, and the model knows {len(gaps)}: "
+                        "ask for fewer at a time.")
     numbered = iter(gaps)
     if isinstance(tokenizer, FileTokenizer):
         named = _GAP.sub(lambda _: tokenizer.pieces[next(numbered)], text)
@@ -50,12 +51,15 @@ def read_gaps(
     return [tokenizer.cls_id, *ids, tokenizer.sep_id]
 
 # %% ../../nbs/reference/data/gaps.ipynb #db24fbff
-def check_gaps(model: T5ForConditionalGeneration, tokenizer: WordPieceTokenizer | FileTokenizer) -> None:
-    "Refuse a T5 whose ids aren't our pieces and the gaps behind them: ValueError."
-    ours, known, gaps = isinstance(tokenizer, WordPieceTokenizer), model.config.vocab_size, gap_ids(tokenizer)
-    if ours and known != gaps[0] + 1:
-        raise ValueError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
-                         f"gaps are {gaps[0] + 1:,}: give the model its own.")
+def check_gaps(
+    model: T5ForConditionalGeneration,
+    tokenizer: WordPieceTokenizer | FileTokenizer,
+) -> None:
+    "UserError for a T5 whose ids aren't our pieces and the gaps behind them."
+    known, wanted = model.config.vocab_size, gap_ids(tokenizer)[0] + 1
+    if isinstance(tokenizer, WordPieceTokenizer) and known != wanted:
+        raise UserError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
+                        f"gaps are {wanted:,}: give the model its own.")
 
 
 def write_answer(
@@ -65,11 +69,11 @@ def write_answer(
     tokens: int = 100,  # that it writes, at most
     **how,  # temperature, top_k, top_p, seed: see `generate_from`
 ) -> str:
-    "The text with its gaps filled, or an answer; ValueError if the model can't be asked."
+    "The text with its gaps filled, or an answer; UserError if the model can't be asked."
     ours, gaps = isinstance(tokenizer, WordPieceTokenizer), gap_ids(tokenizer)
     if ours and not _GAP.search(text):
-        raise ValueError(f"The text {text!r} has no gap: write [MASK] where the model is to "
-                         "fill something in.")
+        raise UserError(f"The text {text!r} has no gap: write [MASK] where the model is to "
+                        "fill something in.")
     check_gaps(model, tokenizer)
     ids = read_gaps(tokenizer, text)
     asked, written = {*gaps} & {*ids}, []

@@ -11,10 +11,33 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from ..core.errors import UserError
 from .corpus import Corpus
 
 # %% auto #0
-__all__ = ['Places', 'find_runs', 'Wanted', 'draw_elsewhere', 'check_documents', 'check_sampler']
+__all__ = ['Pairs', 'cut_lengths', 'Places', 'find_runs', 'Wanted', 'draw_elsewhere', 'draw_pairs', 'check_documents',
+           'check_sampler']
+
+# %% ../../nbs/reference/data/pairs.ipynb #b000efbe
+@dataclass(frozen=True)
+class Pairs:
+    "Drawn pairs as runs of tokens in the corpus, (B,) each."
+
+    a_start: np.ndarray
+    a_length: np.ndarray
+    b_start: np.ndarray
+    b_length: np.ndarray
+    is_random: np.ndarray  # False: B really follows A; True: from another document
+
+
+def cut_lengths(
+    a: np.ndarray,  # tokens in A
+    b: np.ndarray,  # tokens in B
+    room: int,  # places for both together
+) -> tuple[np.ndarray, np.ndarray]:  # the tokens that stay
+    "The lengths left when the longer side loses tokens until both fit, as with Google."
+    left = np.minimum(a, np.maximum(room - b, (room + 1) // 2))
+    return left, np.minimum(b, room - left)
 
 # %% ../../nbs/reference/data/pairs.ipynb #c3ec859f
 class Places:
@@ -105,41 +128,57 @@ def draw_elsewhere(
         left = left[~fits[best]]
     return start, length
 
+# %% ../../nbs/reference/data/pairs.ipynb #34cc5bc8
+def draw_pairs(
+    places: Places,  # of a corpus
+    count: int,  # B
+    length: int,  # S, the three specials included
+    short: float,  # share of pairs with a random shorter target
+    generator: torch.Generator,
+) -> Pairs:
+    "Draw pairs, half of them with a B from another document (Devlin et al. 2018, 3.1)."
+    tokens, room = places.tokens, length - 3
+    u = torch.rand(6, count, generator=generator, dtype=torch.float64).numpy()
+    target = np.where(u[0] < short, 2 + (u[1] * (room - 1)).astype(np.int64), room)
+    document, first, end = find_runs(places, target, u[2:4])
+    middle = first + 1 + (u[4] * (end - first - 1)).astype(np.int64)
+    a_start, b_start = tokens[first], tokens[middle]
+    a, b, is_random = b_start - a_start, tokens[end] - b_start, u[5] < 0.5
+    closes = end == places.documents[document + 1]
+    most = np.maximum(room - a, room // 2)
+    wanted = Wanted(document, most, b, np.maximum(target - a, 1), closes)[is_random]
+    b_start[is_random], b[is_random] = draw_elsewhere(places, wanted, generator)
+    a_kept, b_kept = cut_lengths(a, b, room)
+    gone = torch.from_numpy(np.stack([a - a_kept, b - b_kept])).double()
+    front = torch.binomial(gone, torch.full_like(gone, 0.5), generator=generator)
+    a_front, b_front = front.long().numpy()
+    return Pairs(a_start + a_front, a_kept, b_start + b_front, b_kept, is_random)
+
 # %% ../../nbs/reference/data/pairs.ipynb #4f78503c
-def _too_few(usable: int, count: int, instead: str = "") -> ValueError:
+def _too_few(usable: int, count: int, instead: str = "") -> UserError:
     "What to say of a text without two documents to draw pairs from."
-    return ValueError(
+    return UserError(
         "Honest pairs need two documents of two sentences or more, and this corpus "
-        f"has {usable} (of {count} documents): give more text, in documents "
-        f"of several sentences, each with a stop at its end (as . ! or ?){instead}."
-    )
+        f"has {usable} (of {count} documents): give more text, in documents of several "
+        f"sentences, each with a stop at its end (as . ! or ?){instead}.")
 
 
 def check_documents(documents: Iterable[list[str]]) -> None:
-    "ValueError for texts that can't give honest pairs; reads until two documents will do."
+    "UserError for texts that can't give honest pairs; reads until two will do."
     usable = count = 0
     for document in documents:
         count += 1
         usable += len(document) > 1
-        if usable == 2:
-            return
+        if usable == 2: return
     raise _too_few(usable, count, ", or train a --model gpt, which needs no pairs")
 
 
 def check_sampler(corpus: Corpus, tokenizer, length: int, short: float) -> None:
-    "ValueError for a corpus or options that can't give honest pairs."
-    if length < 5:
-        raise ValueError(
-            f"length is {length}, and a pair takes 5 places at least "
-            "([CLS] a [SEP] b [SEP]): give more."
-        )
-    if not 0 <= short <= 1:
-        raise ValueError(f"short is {short}: give a share of the pairs from 0 to 1.")
+    "UserError for a corpus that can't give honest pairs, or of another tokenizer."
+    assert length >= 5, "A pair takes 5 places at least: [CLS] a [SEP] b [SEP]."
+    assert 0 <= short <= 1, "short is a share of the pairs."
     if corpus.fingerprint != tokenizer.fingerprint:
-        raise ValueError(
-            "The corpus was made with another tokenizer, of other pieces or other rules: "
-            "give the one that it was made with."
-        )
+        raise UserError("The corpus was made with another tokenizer, of other pieces "
+                        "or other rules: give the one that it was made with.")
     sentences = np.diff(corpus.document_starts)
-    if (usable := (sentences > 1).sum()) < 2:
-        raise _too_few(usable, len(sentences))
+    if (usable := (sentences > 1).sum()) < 2: raise _too_few(usable, len(sentences))

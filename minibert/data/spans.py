@@ -12,6 +12,7 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import UserError
 from ..core.precision import check_finite, evaluating
 from ..core.seeds import seeded
 from .corpus import Corpus
@@ -28,10 +29,7 @@ def span_sizes(
     density: float = 0.15,
     mean_span: float = 3.0,
 ) -> tuple[int, int]:  # tokens that are cut out, in so many spans
-    "The sizes of T5's corruption (Raffel et al. 2020, 3.3.4); ValueError for too short a text."
-    if length < 2 or not 0 < density < 1 or mean_span < 1:
-        raise ValueError(f"length is {length}, density {density} and mean_span {mean_span}: "
-                         "give 2 tokens or more, a share between 0 and 1, and 1 or more.")
+    "The sizes of T5's corruption of 2 tokens or more (Raffel et al. 2020, 3.3.4)."
     noise = min(max(round(length * density), 1), length - 1)
     return noise, min(max(round(noise / mean_span), 1), noise, length - noise)
 
@@ -41,14 +39,14 @@ def raw_length(
     density: float = 0.15,
     mean_span: float = 3.0,
 ) -> int:  # L, the longest text that gives them
-    "How many tokens of text go into inputs of a length; ValueError where none do."
+    "How many tokens of text go into inputs of a length; UserError where none do."
     def inputs(L):
         noise, spans = span_sizes(L, density, mean_span)
         return L - noise + spans + 1
     L = 2
     if inputs(L) > length:
-        raise ValueError(f"length is {length}: give {inputs(L)} or more, for a token, a gap "
-                         "and the end.")
+        raise UserError(f"The length is {length}: give {inputs(L)} or more, for a token, a "
+                        "gap and the end.")
     while inputs(L + 1) <= length: L += 1
     return L
 
@@ -84,11 +82,9 @@ def spans(
     top: int,  # the first gap's id; the next one's is one less
     end: int,  # the id that ends inputs and targets
 ) -> tuple[Tensor, Tensor]:  # inputs, targets
-    "A text with gaps, and what stood in them; ValueError for too many gaps."
+    "A text with gaps, and what stood in them."
     first = mask & ~torch.cat([mask.new_zeros(1), mask[:-1]])
-    if (gaps := int(first.sum())) > SENTINELS:
-        raise ValueError(f"The text has {gaps} gaps, and there are {SENTINELS} sentinels: "
-                         "cut it into shorter texts.")
+    assert first.sum() <= SENTINELS, f"{first.sum()} gaps, and {SENTINELS} sentinels"
     sentinel, last = top + 1 - first.cumsum(0), ids.new_tensor([end])
     inputs = torch.where(first, sentinel, ids)[~mask | first]
     both = torch.stack([sentinel, ids], 1)[mask]  # each cut token behind its sentinel
@@ -144,15 +140,15 @@ class Spans:
         mean_span: float = 3.0,
     ):
         if not isinstance(tokenizer, WordPieceTokenizer):
-            raise ValueError("Gaps are cut for a T5 that minibert has trained, and this one "
-                             "brings its own tokenizer: ask it by minibert generate.")
+            raise UserError("Gaps are cut for a T5 that minibert has trained, and this one "
+                            "brings its own tokenizer: ask it by minibert generate.")
         self.corpus, self.tokenizer, self.length = corpus, tokenizer, length
         self.seed, self.sizes = seed, (density, mean_span)
         self.row, self.raw = Joined(corpus, tokenizer.cls_id), raw_length(length, *self.sizes)
         self.vocab_size = tokenizer.vocab_size + SENTINELS  # V of the model
         gaps = span_sizes(self.raw, *self.sizes)[1]
         if self.raw > len(self.row) or gaps > SENTINELS:
-            raise ValueError(
+            raise UserError(
                 f"Inputs of {length} need {self.raw} tokens of text with {gaps} gaps, and there "
                 f"are {len(self.row)} tokens and {SENTINELS} sentinels: give more text, or a "
                 "smaller length.")
@@ -226,13 +222,10 @@ def span_figures(
     batches: int = 50,
     batch_size: int = 32,
 ) -> dict:  # name -> a number, or (values, rows) where a mean gets an interval
-    "A model's losses on the text in order; ValueError if they do not fit."
-    if batches < 1 or batch_size < 1:
-        raise ValueError(f"batches is {batches} and batch_size {batch_size}: "
-                         "give 1 or more.")
-    if (known := model.config.vocab_size) != examples.vocab_size:  # else the gaps have other ids
-        raise ValueError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
-                         f"sentinels are {examples.vocab_size:,}: give the model its own.")
+    "A model's losses on the text in order; UserError for another model's gaps."
+    if (known := model.config.vocab_size) != examples.vocab_size:
+        raise UserError(f"The model has {known:,} ids, and the tokenizer's pieces with the "
+                        f"sentinels are {examples.vocab_size:,}: give the model its own.")
     _, batch, _ = examples.in_order(batches, batch_size)
     loss, right = label_losses(model, batch, batch_size)
     labels = batch["labels"]

@@ -78,7 +78,8 @@ def story_tables() -> dict[str, _Table]:
 def _known_tags():
     "word -> its part of speech, for every word that has only one."
     lists = read_grammar()["words"].items()
-    return {word: tag for tag, lines in lists for line in lines for word in line.split()}
+    return {word: tag for tag, lines in lists
+            for line in lines for word in line.split()}
 
 
 def _word(text):
@@ -296,13 +297,14 @@ def _ways(words, at, steps, left, chance):
 
 # %% ../../nbs/reference/data/stories.ipynb #ac8b7c78
 def next_words(words: Sequence[str]) -> dict[str | None, float]:  # they sum to P(words)
-    "The chance that a story begins with `words` and goes on with each word; None: ends."
+    "The chance that a story begins with `words` and goes on with each; None: ends."
     words, told = tuple(words), {}
     plots = story_plots().values()
     starts = [plot["start"] + plot[end] for plot in plots for end in ("happy", "sad")]
     for steps in starts:
         for chance, left, after in _ways(words, 0, steps, {}, 1 / len(starts)):
-            for table, rows in left.items(): chance *= rows.bit_count() / len(table.rows)
+            for table, rows in left.items():
+                chance *= rows.bit_count() / len(table.rows)
             if after is None or not after[1]: shares = {after and after[0]: 1.0}
             else:
                 table = story_tables()[after[1]]

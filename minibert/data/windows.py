@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..measure.baselines import count_bigrams
+from ..measure.baselines import count_bigrams, piece_shares
+from ..core.errors import UserError
 from ..core.precision import check_finite, evaluating
 from ..core.seeds import seeded
 from .corpus import Corpus
@@ -101,7 +102,7 @@ class Windows:
         self.corpus, self.tokenizer, self.length = corpus, tokenizer, length
         self.seed, self.row = seed, Joined(corpus, tokenizer.sep_id)
         if not 2 <= length <= len(self.row):
-            raise ValueError(
+            raise UserError(
                 f"The text has {len(self.row)} tokens, and a window {length}: give more "
                 "text, or a length from 2 to that.")
 
@@ -132,9 +133,6 @@ class Windows:
         self, train: Windows | None = None, stories: Sequence[Story] | None = None,
     ) -> Windows:
         "The same windows, told of the training text and of the stories behind this one."
-        if stories is not None and len(stories) != self.corpus.n_documents:
-            raise ValueError(f"There are {len(stories):,} stories, and the text has "
-                             f"{self.corpus.n_documents:,} documents: give those.")
         told = copy(self)
         told.train, told.stories = train, stories
         return told
@@ -150,14 +148,11 @@ def window_figures(
     batches: int = 50,
     batch_size: int = 32,
 ) -> dict:  # name -> a number, or (values, rows) where a mean gets an interval
-    "A model's losses on the text in order; ValueError if they do not fit."
-    if batches < 1 or batch_size < 1:
-        raise ValueError(f"batches is {batches} and batch_size {batch_size}: "
-                         "give 1 or more.")
-    V = windows.tokenizer.vocab_size
-    if (known := model.config.vocab_size) < V:
-        raise ValueError(f"The model has {known:,} pieces and the tokenizer {V:,}: give "
-                         "the tokenizer that the model was trained with.")
+    "A model's losses on the text in order; UserError for another model's tokenizer."
+    V, known = windows.tokenizer.vocab_size, model.config.vocab_size
+    if known < V:
+        raise UserError(f"The model has {known:,} pieces and the tokenizer {V:,}: give "
+                        "the tokenizer that the model was trained with.")
     rows, losses, right = windows.in_order(batches, batch_size), [], []
     at_once = min(batch_size, max(1, 2**25 // (known * windows.length)))  # rows
     with evaluating(model) as device:
@@ -182,7 +177,7 @@ def guesses(
     "The probability of a token by itself, and after another, from counts."
     counts = sum(np.bincount(row[k:k + 2**20], minlength=vocab_size)
                  for k in range(0, len(row), 2**20))
-    share = (counts + 0.5) / (counts.sum() + 0.5 * vocab_size)
+    share = piece_shares(counts)
     bigrams = count_bigrams(SimpleNamespace(
         ids=row, vocab_size=vocab_size, sentence_starts=np.zeros(1, int),
         document_starts=np.zeros(2, int)))

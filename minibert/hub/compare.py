@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.files import check_free, made_whole, write_whole
+from ..core.errors import UserError
+from ..core.files import atomic_dir, check_free, write_whole
 from .families import family_of, resolve
 from .files import find_checkpoint
 from ..text.foreign import open_tokenizer
@@ -34,7 +35,7 @@ class Compared:
     parts: Callable  # (model, batch): name -> (B, S, ...), of ours or of theirs
     real: Callable  # (batch, name): the places (B, S) of a part that count; None: all
     absent: Callable = lambda missing, theirs: []  # parts that a checkpoint lacks
-    written: Callable = lambda model, batch: None  # rows of ids, the likeliest each time
+    written: Callable = lambda model, batch: None  # rows of ids
     exact: Callable = nullcontext  # (theirs): a context where it computes in its dtype
     note: str = ""  # what `exact` changes
     special: bool = True  # do tokenizers add their own tokens to what the model reads?
@@ -64,9 +65,10 @@ def _open_theirs(hf, folder: Path, architecture: str) -> tuple[nn.Module, str]:
     model, info = getattr(hf, architecture).from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True,
         attn_implementation="eager")
-    for part in model.modules():  # ways to compute it that no number depends on, but lengths
+    for part in model.modules():  # ways to compute that change no number
         if hasattr(part, "chunk_size_feed_forward"): part.chunk_size_feed_forward = 0
-        if hasattr(part, "reorder_and_upcast_attn"): part.reorder_and_upcast_attn = False
+        if hasattr(part, "reorder_and_upcast_attn"):
+            part.reorder_and_upcast_attn = False
     return model.eval(), " ".join(info["missing_keys"])
 
 # %% ../../nbs/reference/hub/compare.ipynb #259501ac
@@ -80,7 +82,7 @@ def _differences(ours: dict, theirs: dict, real: Callable, skipped: list[str]) -
     return found
 
 # %% ../../nbs/reference/hub/compare.ipynb #f10a9e06
-def _their_tokenizer(hf, folder: Path) -> Any:  # None where a library of theirs is missing
+def _their_tokenizer(hf, folder: Path) -> Any:  # None without their library
     try: return hf.AutoTokenizer.from_pretrained(folder)
     except (ImportError, ValueError):
         if (folder / "tokenizer.json").exists(): raise
@@ -94,8 +96,8 @@ def _first_difference(tokenizer, theirs, texts: list, special: bool) -> dict | N
         if special: a = tokenizer.encode(text, truncation=False)
         else: a = dict(input_ids=tokenizer.ids(text))
         b = theirs(text, add_special_tokens=special, truncation=False)
-        told = [name for name in ("input_ids", "token_type_ids") if name in a and name in b]
-        if any(list(a[name]) != list(b[name]) for name in told):
+        both = [name for name in ("input_ids", "token_type_ids") if name in a and name in b]
+        if any(list(a[name]) != list(b[name]) for name in both):
             return dict(text=text, ours=a["input_ids"], theirs=list(b["input_ids"]))
     return None
 
@@ -116,9 +118,8 @@ def compare_with_hf(
         ours, texts = load_pretrained(folder), _TEXTS if texts is None else list(texts)
         (architecture, family), tokenizer = family_of(ours), open_tokenizer(folder)
         if not family.compared:
-            raise ValueError(f"{name_or_folder} is a classifier, and what is compared part "
-                             "by part are pre-trained models: give the one that it was "
-                             "made from.")
+            raise UserError(f"{name_or_folder} is a classifier, and only pre-trained "
+                            "models are compared: give the one that it was made from.")
         kind = resolve(family.compared)
         batch, found = kind.batch(ours, tokenizer, texts), {}
         other = _their_tokenizer(hf, folder)
@@ -206,6 +207,6 @@ def _write_comparison(result, kind, ours, theirs, batch, tokenizer, out: Path) -
     n = len(ids)
     a, b = (side[kind.drawn][0, :n, 0, :n] for side in (ours, theirs))
     figure = _draw_head(a, b, [tokenizer.pieces[i] for i in ids])
-    with made_whole(out) as aside:
+    with atomic_dir(out) as aside:
         write_figure(figure, aside / "parity.png")
         write_whole(aside / "parity.json", json.dumps(result, indent=2) + "\n")

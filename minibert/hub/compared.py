@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..runs.asking import encode_for
 from .compare import Compared
 from ..gpt import generate
-from ..nn.prompts import check_prompt
+from ..model import attentions
+from ..nn.sampling import check_rows
 from ..t5 import generate_from, shift_right
 
 # %% auto #0
@@ -25,12 +27,22 @@ __all__ = ['FILLS', 'CONTINUES', 'ANSWERS']
 def _is_ours(model: nn.Module) -> bool: return hasattr(model, "counts")
 
 
-def _by_layer(states, probs, before: str = "", more=()) -> dict[str, Tensor]:
+def _ask(model: nn.Module, batch: dict[str, Tensor]) -> tuple:  # output, states, probs
+    "What a model with one stack gives, its states, and the probs of each layer."
+    if _is_ours(model):
+        out = model(**batch)
+        states = (model.bert(**batch) if hasattr(model, "bert") else out).hidden_states
+        return out, states, attentions(model, **batch)
+    out = model(**batch, output_hidden_states=True, output_attentions=True)
+    return out, out.hidden_states, out.attentions
+
+
+def _by_layer(states, probs, before: str = "", across=()) -> dict[str, Tensor]:
     "Embeddings, and the probs and the hidden states of each layer by name."
     parts = {f"{before}embeddings": states[0]}
     for n, hidden in enumerate(states[1:], 1):
         parts[f"{before}attention {n}"] = probs[n - 1].transpose(1, 2)
-        if more: parts[f"cross attention {n}"] = more[n - 1].transpose(1, 2)
+        if across: parts[f"cross attention {n}"] = across[n - 1].transpose(1, 2)
         parts[f"{before}layer {n}"] = hidden
     return parts
 
@@ -40,10 +52,10 @@ _ONE_ROW = "pooler", "NSP logits"
 
 def _filled_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     "States, probs and logits; the pooler and NSP where the model has them."
-    out = model(**batch, output_hidden_states=True, output_attentions=True)
-    parts = _by_layer(out.hidden_states, out.attentions)
+    out, states, probs = _ask(model, batch)
+    parts = _by_layer(states, probs)
     if not hasattr(out, "prediction_logits"): return parts | {"MLM logits": out.logits}
-    last, pooler = out.hidden_states[-1], model.bert.pooler
+    last, pooler = states[-1], model.bert.pooler
     parts["pooler"] = pooler(last[:, 0]).tanh() if _is_ours(model) else pooler(last)
     return parts | {"MLM logits": out.prediction_logits,
                     "NSP logits": out.seq_relationship_logits}
@@ -57,8 +69,12 @@ def _not_held(missing: str, theirs: nn.Module) -> list[str]:
     return [part for part in gone if gone[part]]
 
 
+def _encode(model: nn.Module, tokenizer: Any, texts: list) -> dict[str, Tensor]:
+    return tokenizer.encode_batch(texts, return_tensors="pt")
+
+
 FILLS = Compared(
-    batch=encode_for, parts=_filled_parts, absent=_not_held,
+    batch=_encode, parts=_filled_parts, absent=_not_held,
     real=lambda batch, name: (
         None if name in _ONE_ROW else batch["attention_mask"].bool()))
 
@@ -73,12 +89,9 @@ def _padded(rows: list[list[int]], fill: int) -> Tensor:  # (B, S)
 
 
 def _texts(model: nn.Module, tokenizer, texts: list[str], end: list[int]) -> tuple:
-    "The ids of texts (B, S) and where they are real; ValueError for what can't be read."
+    "The ids of texts (B, S) and where they are real; UserError for what can't be read."
     rows = [tokenizer.ids(text) + end for text in texts]
-    c = model.config
-    for row in rows:
-        ids = torch.tensor([row], dtype=torch.int64)
-        check_prompt(ids, None, 1, c.max_position_embeddings, c.vocab_size)
+    check_rows(rows, model.config)
     return _padded(rows, tokenizer.pad_id), _padded([[1] * len(row) for row in rows], 0)
 
 
@@ -98,8 +111,8 @@ def _continued_batch(model: nn.Module, tokenizer, texts: list[str]) -> dict[str,
 def _continued_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     "States, probs, logits, and the loss by its formula."
     asked = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    out = model(**asked, output_hidden_states=True, output_attentions=True)
-    parts = _by_layer(out.hidden_states, out.attentions) | dict(logits=out.logits)
+    out, states, probs = _ask(model, asked)
+    parts = _by_layer(states, probs) | dict(logits=out.logits)
     if _is_ours(model): loss = model(**batch).loss
     else: loss = F.cross_entropy(
         out.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
@@ -131,12 +144,16 @@ def _answered_batch(model: nn.Module, tokenizer, texts: list[str]) -> dict[str, 
 def _answered_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     "States and probs of both stacks, the probs between them, logits, and the loss."
     asked = {name: batch[name] for name in batch if name != "labels"}
-    out = model(**asked, output_hidden_states=True, output_attentions=True)
-    parts = _by_layer(out.encoder_hidden_states, out.encoder_attentions, "encoder ")
-    parts |= _by_layer(out.decoder_hidden_states, out.decoder_attentions, "decoder ",
-                       out.cross_attentions)
-    if _is_ours(model): loss = model(**batch).loss
-    else: loss = F.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
+    if _is_ours(model):
+        out, loss, probs = model(**asked), model(**batch).loss, attentions(model, **asked)
+        L = model.config.num_layers  # then each layer of the decoder has two
+        probs = probs[:L], probs[L::2], probs[L + 1::2]
+    else:
+        out = model(**asked, output_hidden_states=True, output_attentions=True)
+        loss = F.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
+        probs = out.encoder_attentions, out.decoder_attentions, out.cross_attentions
+    parts = _by_layer(out.encoder_hidden_states, probs[0], "encoder ")
+    parts |= _by_layer(out.decoder_hidden_states, probs[1], "decoder ", probs[2])
     return parts | dict(logits=out.logits, loss=loss)
 
 

@@ -5,6 +5,7 @@
 # %% ../../nbs/reference/hub/families.ipynb #f2004e2a
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,16 +13,19 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
+from ..core.errors import UserError
+
 # %% auto #0
-__all__ = ['FAMILIES', 'HOW', 'Family', 'resolve', 'find_family', 'family_of', 'Entry', 'unroll', 'into_ours', 'into_theirs']
+__all__ = ['FAMILIES', 'Family', 'resolve', 'find_family', 'family_of', 'tokenizer_options', 'Entry', 'unroll', 'into_ours',
+           'into_theirs']
 
 # %% ../../nbs/reference/hub/families.ipynb #f6c754ad
 @dataclass(frozen=True)
 class Family:
-    "One kind of checkpoint: its classes, their names for our tensors, what may be missing."
+    "One kind of checkpoint: its classes, names, and what may be missing."
 
     config: str | type  # the config's class, or "module:Class", imported on demand
-    model: str | Callable  # makes the model of a config: a class, or "module:Class.method"
+    model: str | Callable  # makes a config's model: a class, or "module:Class.method"
     table: str  # a line for each module or lone parameter: ours, theirs; see `Entry`
     base: str = ""  # the prefix that a file of the bare encoder leaves out
     where: dict = field(default_factory=dict)  # fields of the config that tell it apart
@@ -29,10 +33,18 @@ class Family:
     optional: dict = field(default_factory=dict)  # our part -> its name in a notice
     ignored: tuple = ()  # endings of their names that are no parameters
     beside: tuple = ()  # beginnings of names that their class has no place for
-    derived: dict = field(default_factory=dict)  # their name -> "module:function(config)"
+    derived: dict = field(default_factory=dict)  # their name -> "module:function"
     head: str = ""  # a name in `tied` that some checkpoints hold as a matrix of its own
-    compared: str = "minibert.hub.compared:FILLS"  # what `minibert parity` compares, or ""
+    only: dict = field(default_factory=dict)  # of the config: what we compute
+    template: bool = True  # do its texts stand between [CLS] and [SEP]?
+    compared: str = "minibert.hub.compared:FILLS"  # what `parity` compares, or ""
     inspected: str = "minibert.show.page:show_filled"  # what `minibert inspect` draws
+    fast: str = ""  # makes the subclass that trains, with the same tensors, or ""
+
+    @property
+    def made(self) -> str | Callable:
+        "What is made of a config: the fast form where there is one."
+        return self.fast or self.model
 
 # %% ../../nbs/reference/hub/families.ipynb #9c5de244
 def resolve(place: Any) -> Any:
@@ -66,17 +78,24 @@ mlm_head.bias                          cls.predictions.bias
 nsp_head                               cls.seq_relationship
 """
 _BUFFERS = "position_ids", "embeddings.token_type_ids", "embed_positions.weight"
+_ACTIVATIONS = "gelu", "gelu_new", "relu"
+_ONLY = {base: dict(position_embedding_type=[positions], is_decoder=[False],
+                    add_cross_attention=[False], rotary_value=[False],
+                    hidden_act=_ACTIVATIONS)
+         for base, positions in (("bert", "absolute"), ("roformer", "rotary"))}
 
 # %% ../../nbs/reference/hub/families.ipynb #bade9abf
-def _pre_training(base: str, **more) -> Family:
+def _pre_training(base: str, config: str, model: str, **more) -> Family:
     "BERT with both heads; `base` is their prefix of the encoder."
     return Family(
-        "minibert.config:BertConfig", "minibert.heads:BertForPreTraining",
+        config, model,
         (_BODY + _POOLER + _HEADS).replace("BASE", base), f"{base}.",
-        tied={"cls.predictions.decoder.weight": f"{base}.embeddings.word_embeddings.weight",
-              "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        optional={"bert.pooler": "pooler", "mlm_head": "MLM head", "nsp_head": "NSP head"},
-        ignored=_BUFFERS,
+        tied={
+            "cls.predictions.decoder.weight": f"{base}.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias"},
+        optional={
+            "bert.pooler": "pooler", "mlm_head": "MLM head", "nsp_head": "NSP head"},
+        ignored=_BUFFERS, only=_ONLY[base],
         **more)
 
 
@@ -86,7 +105,7 @@ def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
         "minibert.nn.classifier_parts:ClassifierConfig",
         "minibert.finetuning:BertClassifier.from_config",
         (_BODY + heads).replace("BASE", base), f"{base}.", dict(pooling=pooling),
-        ignored=_BUFFERS,
+        ignored=_BUFFERS, only=_ONLY[base],
         compared="", inspected="minibert.show.pictured:show_labelled",
         **more)
 
@@ -116,9 +135,8 @@ STACK.layers.#.cross.output      STACK.block.#.layer.1.EncDecAttention.o
 STACK.layers.#.cross_norm        STACK.block.#.layer.1.layer_norm
 STACK.layers.#.feed_forward.up   STACK.block.#.layer.LAST.DenseReluDense.wi
 STACK.layers.#.feed_forward.down STACK.block.#.layer.LAST.DenseReluDense.wo
-STACK.layers.#.gated.up          STACK.block.#.layer.LAST.DenseReluDense.wi_0
-STACK.layers.#.gated.gate        STACK.block.#.layer.LAST.DenseReluDense.wi_1
-STACK.layers.#.gated.down        STACK.block.#.layer.LAST.DenseReluDense.wo
+STACK.layers.#.feed_forward.gate STACK.block.#.layer.LAST.DenseReluDense.wi_0
+STACK.layers.#.feed_forward.value STACK.block.#.layer.LAST.DenseReluDense.wi_1
 STACK.layers.#.output_norm       STACK.block.#.layer.LAST.layer_norm
 STACK.norm                       STACK.final_layer_norm
 """
@@ -130,12 +148,17 @@ _OWN = _POOLER + "classifier mean_classifier"  # no class of theirs pools the me
 _DEEP = "bert.pooler classifier.dense\nclassifier classifier.out_proj"
 
 FAMILIES = {  # (model_type, architecture); the first of a type opens what is not listed
-    ("bert", "BertForPreTraining"): _pre_training("bert"),
+    ("bert", "BertForPreTraining"): _pre_training(
+        "bert", "minibert.config:BertConfig", "minibert.heads:BertForPreTraining",
+        fast="minibert.speed:FastBertForPreTraining"),
     ("bert", "BertForSequenceClassification"): _classifier(
         "bert", "cls", _POOLER + "classifier classifier"),
     ("bert", "BertForMeanClassification"): _classifier("bert", "mean", _OWN),
     ("roformer", "RoFormerForMaskedLM"): _pre_training(
-        "roformer", beside=("roformer.pooler.", "cls.seq_relationship."), derived=_ANGLES),
+        "roformer", "minibert.nn.block:BlockConfig", "minibert.nn.block:BlockForPreTraining",
+        fast="minibert.speed:FastBlockForPreTraining", where=dict(
+            norm="layer", norm_first=False, gated=False, bias=True, positions="rotary"),
+        beside=("roformer.pooler.", "cls.seq_relationship."), derived=_ANGLES),
     ("roformer", "RoFormerForSequenceClassification"): _classifier(
         "roformer", "cls", _DEEP, derived=_ANGLES),
     ("roformer", "RoFormerForMeanClassification"): _classifier(
@@ -144,15 +167,20 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         "minibert.gpt:GPTConfig", "minibert.gpt:GPTForCausalLM", _GPT, "transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
         ignored=(".attn.bias", ".attn.masked_bias"),
-        compared="minibert.hub.compared:CONTINUES",
+        only=dict(scale_attn_weights=[True], scale_attn_by_inverse_layer_idx=[False],
+                  add_cross_attention=[False], activation_function=_ACTIVATIONS),
+        template=False, compared="minibert.hub.compared:CONTINUES",
+        fast="minibert.nn.fast:FastGPTForCausalLM",
         inspected="minibert.show.pictured:show_continued"),
     ("t5", "T5ForConditionalGeneration"): Family(
         "minibert.t5:T5Config", "minibert.t5:T5ForConditionalGeneration", _T5,
         tied={"encoder.embed_tokens.weight": "shared.weight",
               "decoder.embed_tokens.weight": "shared.weight",
-              "lm_head.weight": "shared.weight"},  # where the model has no head of its own
+              "lm_head.weight": "shared.weight"},  # without a head of its own
         ignored=("EncDecAttention.relative_attention_bias.weight",),  # Google's, unused
-        head="lm_head.weight", compared="minibert.hub.compared:ANSWERS",
+        only=dict(is_encoder_decoder=[True]), head="lm_head.weight",
+        compared="minibert.hub.compared:ANSWERS",
+        fast="minibert.nn.fast:FastT5ForConditionalGeneration",
         inspected="minibert.show.pictured:show_answered"),
 }
 
@@ -161,26 +189,33 @@ def find_family(
     model_type: str | None,  # None: bert
     architecture: str | None = None,  # one that is not listed gets the type's first
 ) -> tuple[str, Family]:  # its architecture, and the family
-    "How checkpoints of a kind are opened; ValueError for a model type that none has."
-    model_type = model_type or "bert"
-    known = {name: family for (kind, name), family in FAMILIES.items() if kind == model_type}
+    "How checkpoints of a kind are opened; UserError for a model type that none has."
+    kind = model_type or "bert"
+    known = {name: family for (of, name), family in FAMILIES.items() if of == kind}
     if not known:
-        raise ValueError(
-            f"The config describes a model of type {model_type!r}: only "
-            f"{' and '.join(dict.fromkeys(kind for kind, _ in FAMILIES))} can be read.")
+        raise UserError(f"A model of type {kind!r} cannot be read: give one of type "
+                        f"{' or '.join(dict.fromkeys(of for of, _ in FAMILIES))}.")
     name = architecture if architecture in known else next(iter(known))
     return name, known[name]
 
 
 def family_of(model: Any) -> tuple[str, Family]:  # its architecture, and the family
-    "The family of a model, by its config and its class; ValueError if it has none."
-    config, kind = model.config, type(model).__name__
+    "The family of a model: the first of its type whose class it is an instance of."
+    config = model.config
     for (model_type, name), family in FAMILIES.items():
-        made = family.model if isinstance(family.model, str) else family.model.__qualname__
-        if (model_type == config.model_type and made.split(":")[-1].split(".")[0] == kind
-                and all(getattr(config, k) == v for k, v in family.where.items())):
-            return name, family
-    raise ValueError(f"No family writes a {kind}: add one to minibert.hub.families.FAMILIES.")
+        if model_type != config.model_type: continue
+        made = resolve(family.model)
+        kind = getattr(made, "__self__", made)  # a class, or that of its `from_config`
+        same = all(getattr(config, k, None) == v for k, v in family.where.items())
+        if isinstance(model, kind) and same: return name, family
+    raise LookupError(f"minibert.hub.families.FAMILIES has no {type(model).__name__}.")
+
+
+def tokenizer_options(config: Any) -> dict:  # for a tokenizer's `save_pretrained`
+    "What a tokenizer's files say of the model beside them."
+    _, family = find_family(config.model_type)
+    room = getattr(config, "max_position_embeddings", math.inf)
+    return dict(longest=None if room == math.inf else room, template=family.template)
 
 # %% ../../nbs/reference/hub/families.ipynb #01dc66d5
 @dataclass(frozen=True)
@@ -189,64 +224,43 @@ class Entry:
 
     ours: tuple[str, ...]
     theirs: str
-    ours_how: tuple[str, ...]  # what is done to each of ours, "" for nothing
-    theirs_how: str  # what is done to the whole
+    transposed: bool  # GPT-2's Conv1D keeps a matrix the other way round
 
 
-def _row(line: str) -> Entry:
-    "A line of a table: names, each perhaps with |how; ours joined by commas."
-    ours, theirs = line.split()
-    parts = [part.partition("|") for part in ours.split(",")]
-    theirs, _, how = theirs.partition("|")
-    return Entry(tuple(p[0] for p in parts), theirs, tuple(p[2] for p in parts), how)
+def _rows(table: str) -> dict[str, Entry]:
+    "Each name of ours in a table, and its line."
+    lines = [line.split() for line in table.splitlines() if line]
+    return {name: Entry(tuple(ours.split(",")), *theirs.partition("|")[::2])
+            for ours, theirs in lines for name in ours.split(",")}
 
 
 def unroll(
     table: str,  # a family's
     names: Any,  # of our model's parameters
 ) -> list[Entry]:  # in the order of `names`
-    "The table for one model: each parameter once; ValueError for one without a line."
-    rows = {name: row for row in map(_row, filter(None, table.splitlines()))
-            for name in row.ours}
-    entries = {}
+    "The table for one model: each parameter once."
+    rows, entries = _rows(table), {}
     for name in names:
         line, end = re.sub(r"\.\d+\.", ".#.", name, count=1), ""
         if line not in rows: line, _, end = line.rpartition(".")
         number = "".join(re.findall(r"\.(\d+)\.", name)[:1])
-        full = lambda word: word.replace("#", number) + (f".{end}" if end else "")  # noqa: B023
-        if line not in rows: raise ValueError(f"The table of names has no line for {name}.")
-        row = rows[line]
-        entries[full(row.theirs)] = Entry(
-            tuple(map(full, row.ours)), full(row.theirs), row.ours_how, row.theirs_how)
+        row, end = rows[line], f".{end}" if end else ""
+        ours, theirs = ([word.replace("#", number) + end for word in words]
+                        for words in (row.ours, [row.theirs]))
+        entries[theirs[0]] = Entry(tuple(ours), theirs[0], bool(row.transposed))
     return list(entries.values())
 
 # %% ../../nbs/reference/hub/families.ipynb #2a3e696a
-def _in_pairs(x, config, there: bool):
-    "Rows of each head from halves side by side to neighbouring pairs, or back."
-    shape = (config.num_attention_heads, *((2, -1) if there else (-1, 2)))
-    return x.unflatten(0, shape).transpose(1, 2).flatten(0, 2)
-
-
-HOW = {  # what a name may ask for: from theirs to ours, from ours to theirs
-    "": (lambda x, config: x, lambda x, config: x),
-    "transposed": (lambda x, config: x.t(), lambda x, config: x.t()),  # GPT-2's Conv1D
-    "halves": (lambda x, config: _in_pairs(x, config, True),  # Llama's rotary
-               lambda x, config: _in_pairs(x, config, False)),
-}
-
-
-def into_ours(entry: Entry, tensor: Any, own: dict, config: Any) -> dict:
+def into_ours(entry: Entry, tensor: Any, own: dict) -> dict:
     "Ours out of one tensor of theirs: name -> tensor; `own` knows the shapes."
-    sizes = [len(own[name]) for name in entry.ours]
-    parts = HOW[entry.theirs_how][0](tensor, config).split(sizes)
-    return {name: HOW[how][0](part, config)
-            for name, how, part in zip(entry.ours, entry.ours_how, parts)}
+    if entry.transposed: tensor = tensor.t()
+    return dict(zip(entry.ours, tensor.split([len(own[name]) for name in entry.ours])))
 
 
-def into_theirs(entry: Entry, state: dict, config: Any) -> Any:
+def into_theirs(entry: Entry, state: dict) -> Any:
     "Their tensor out of ours; where nothing is done to it, it is our tensor itself."
     import torch
 
-    parts = [HOW[how][1](state[n], config) for n, how in zip(entry.ours, entry.ours_how)]
+    parts = [state[name] for name in entry.ours]
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return HOW[entry.theirs_how][1](whole, config)
+    return whole.t() if entry.transposed else whole

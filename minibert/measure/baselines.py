@@ -15,8 +15,8 @@ from ..data.corpus import Corpus
 from ..data.stories import Oracle, Story
 
 # %% auto #0
-__all__ = ['Chosen', 'chosen_tokens', 'count_pieces', 'unigram_baseline', 'Bigrams', 'count_bigrams', 'bigram_baseline',
-           'words_whole', 'best_chances', 'accuracy_bound', 'Known', 'masked_baselines']
+__all__ = ['Chosen', 'chosen_tokens', 'count_pieces', 'piece_shares', 'unigram_baseline', 'Bigrams', 'count_bigrams',
+           'bigram_baseline', 'words_whole', 'best_chances', 'accuracy_bound', 'Known', 'masked_baselines']
 
 # %% ../../nbs/reference/measure/baselines.ipynb #26d96aaf
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def count_pieces(
     return counts
 
 # %% ../../nbs/reference/measure/baselines.ipynb #51797f71
-def _shares(counts) -> np.ndarray:  # (V,)
+def piece_shares(counts) -> np.ndarray:  # (V,)
     "Add-one smoothed probabilities of the pieces."
     counts = np.asarray(counts, np.float64)
     return (counts + 1) / (counts.sum() + len(counts))
@@ -70,7 +70,7 @@ def unigram_baseline(
     "What knowing only how common pieces are gets: its loss and its accuracy."
     _check_some(label)
     right = label == np.argmax(np.asarray(counts))
-    return dict(unigram_loss=float(-np.log(_shares(counts)[label]).mean()),
+    return dict(unigram_loss=float(-np.log(piece_shares(counts)[label]).mean()),
                 unigram_accuracy=float(right.mean()))
 
 # %% ../../nbs/reference/measure/baselines.ipynb #34d34d38
@@ -135,7 +135,7 @@ def bigram_baseline(
 ) -> dict[str, float]:
     "What knowing the left neighbour gets, smoothed as by Witten and Bell 1991."
     _check_some(label)
-    share, (followed, kinds) = _shares(counts), bigrams.followers()
+    share, (followed, kinds) = piece_shares(counts), bigrams.followers()
     n, T, prior = followed[left], kinds[left], share[label]
     seen = (bigrams.count(left, label) + T * prior) / np.maximum(n + T, 1)
     loss = -np.log(np.where(n > 0, seen, prior)).mean()

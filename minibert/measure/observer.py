@@ -5,16 +5,15 @@
 # %% ../../nbs/reference/measure/observer.ipynb #5dfe2f1e
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
-from ..train.callbacks import Callback
+from ..train.callbacks import is_logged
 from ..core.precision import evaluating
 from ..inside import head_entropy
+from ..model import attentions
 from ..pairs import PairSampler
+from ..training import Callback, Run
 
 # %% auto #0
 __all__ = ['model_parts', 'plain_batch', 'Observer', 'part_curves']
@@ -56,34 +55,42 @@ def _entropies(model, batch):
     with evaluating(model) as device:
         names = "input_ids", "token_type_ids", "attention_mask"
         batch = {name: batch[name].to(device) for name in names}
-        seen = model.bert(**batch, output_attentions=True).attentions
+        seen = attentions(model.bert, **batch)
     real = batch["attention_mask"]
     return {f"layer_{n}": head_entropy(probs, real).mean().item()
             for n, probs in enumerate(seen)}
 
 # %% ../../nbs/reference/measure/observer.ipynb #f8619c20
 class Observer(Callback):
-    "A callback for `pretrain`: it adds figures of each part to the metrics."
+    "A callback that adds figures of each part to the lines of metrics."
 
     def __init__(
         self,
         batch: dict[str, Tensor] | None = None,  # plain text, for the entropies
     ):
-        self.batch = batch
+        self.batch, self.old = batch, None
 
-    @contextmanager
-    def around_update(self, model: nn.Module) -> Iterator[dict[str, float]]:
-        "Round one update: gradient, update, weight by part, and entropy by layer."
-        parts, line, weight = model_parts(model), {}, {}
-        old = {part: [p.detach().clone() for p in ps] for part, ps in parts.items()}
-        yield line
-        for part, ps in parts.items():
-            weight[part] = _norm(ps)
-            line[f"gradient/{part}"] = _norm([p.grad for p in ps if p.grad is not None])
-            moved = [p.detach().sub(before) for p, before in zip(ps, old[part])]
-            line[f"update/{part}"] = _norm(moved) / max(_norm(old[part]), 1e-12)
-        line.update(_named("weight", weight))
-        if self.batch: line.update(_named("entropy", _entropies(model, self.batch)))
+    def before_update(self, run: Run) -> None:
+        "Take the gradients' norms, and a copy of the weights."
+        if not is_logged(run.step + 1, run.config): return
+        parts = model_parts(run.model)
+        self.old = {part: [p.detach().clone() for p in ps]
+                    for part, ps in parts.items()}
+        self.gradient = {part: _norm([p.grad for p in ps if p.grad is not None])
+                         for part, ps in parts.items()}
+
+    def after_step(self, run: Run) -> None:
+        "Gradient, update, weight by part, and entropy by layer."
+        if not is_logged(run.step, run.config): return
+        for part, ps in model_parts(run.model).items():
+            old, weight = self.old[part], _norm(ps)
+            moved = _norm([p.detach().sub(before) for p, before in zip(ps, old)])
+            run.figures |= {f"gradient/{part}": self.gradient[part],
+                            f"update/{part}": moved / max(_norm(old), 1e-12),
+                            f"weight/{part}": weight}
+        self.old = None
+        if self.batch:
+            run.figures |= _named("entropy", _entropies(run.model, self.batch))
 
 # %% ../../nbs/reference/measure/observer.ipynb #39a647af
 def part_curves(

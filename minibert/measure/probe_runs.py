@@ -5,8 +5,6 @@
 # %% ../../nbs/reference/measure/probe_runs.ipynb #67c9b138
 from __future__ import annotations
 
-import csv
-import io
 import json
 from itertools import chain
 from pathlib import Path
@@ -14,26 +12,26 @@ from pathlib import Path
 import numpy as np
 
 from ..runs.asking import warn_unknown
-from ..core.files import check_free, check_regular, made_whole, write_whole
-from .probe_figures import probe_tags
-from .probe_vectors import Row
+from ..core.errors import UserError
+from ..core.files import atomic_dir, check_free, write_whole
+from .probes import Row, probe_tags
 from ..probing import TaggedText, tag_stories
-from .roles import probe_roles
+from .probes import probe_roles
 from ..data.stories import stories
-from ..data.tables import not_utf8, text_lines
+from ..data.tables import read_lines, read_rows
 from ..tokenizer import WordPieceTokenizer
 from ..weights import load_encoder
 
 # %% auto #0
 __all__ = ['read_conllu', 'read_treebank', 'read_word_table', 'layer_names', 'probe_table', 'role_table', 'draw_layers',
-           'draw_confusion', 'run_probe', 'probe_tables']
+           'draw_confusion', 'probe_checkpoint', 'probe_tables']
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #23607e3b
 def _conllu():
     try: import conllu
     except ImportError:
-        raise ImportError("CoNLL-U files are read by the library conllu, which is not "
-                          "installed: pip install conllu.") from None
+        raise UserError("CoNLL-U files are read by the library conllu, which is not "
+                        "installed: pip install conllu.") from None
     return conllu
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #aecd4aba
@@ -41,13 +39,9 @@ def _column(sentence, column: str, path) -> tuple[list[str], list[str]]:
     "The words and tags of a parsed sentence; lines like 2-3 and 8.1 are no words."
     rows = [row for row in sentence if isinstance(row["id"], int)]
     words, tags = ([row.get(name) for row in rows] for name in ("form", column))
-    if cut := next((word for word, row in zip(words, rows) if len(row) != 10), None):
-        raise ValueError(f"{path} is not CoNLL-U: the line of the word {cut!r} lacks some of "
-                         "the ten columns, so it may be cut short.")
-    for word, tag in zip(words, tags):
-        if not isinstance(tag, str) or tag == "_":
-            raise ValueError(f"The word {word!r} of {path} has no {column}: give a file that is "
-                             "tagged throughout.")
+    if untagged := [word for word, tag in zip(words, tags) if tag in (None, "_")]:
+        raise UserError(f"The word {untagged[0]!r} of {path} has no {column}: give a "
+                        "file that is tagged throughout.")
     return words, tags
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #2a24e441
@@ -55,20 +49,14 @@ def read_conllu(
     path: str | Path,
     column: str = "upos",  # or "xpos", "deprel"
 ) -> TaggedText:
-    "The words and tags of a CoNLL-U file; a sentence says what is wrong with it."
+    "The words and tags of a CoNLL-U file; UserError where it is none."
     conllu = _conllu()
-    check_regular(path)
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no file {path}: give a .conllu file.")
-    try:
-        with open(path, encoding="utf-8-sig") as file: text = "".join(text_lines(file, path))
-        rows = [_column(s, column, path) for s in conllu.parse_incr(io.StringIO(text))]
-    except UnicodeDecodeError: raise not_utf8(path) from None
+    try: sentences = conllu.parse("".join(read_lines(path)))
     except conllu.exceptions.ParseException as problem:
-        raise ValueError(f"{path} is not CoNLL-U ({problem}): each line has ten "
-                         "columns, tab between them.") from None
-    if not rows: raise ValueError(f"{path} holds no sentence: give a .conllu file.")
-    words, tags = zip(*rows)
+        raise UserError(f"{path} is not CoNLL-U ({problem}): each line has ten "
+                        "columns, tab between them.") from None
+    if not sentences: raise UserError(f"{path} holds no sentence: give another file.")
+    words, tags = zip(*(_column(sentence, column, path) for sentence in sentences))
     return TaggedText(list(words), list(tags))
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #6e9b70cd
@@ -99,24 +87,19 @@ def read_word_table(
     tokenizer: WordPieceTokenizer,
     longest: int = 512,  # pieces that the model reads, [CLS] and [SEP] included
 ) -> tuple[list[Row], list[str], list[str]]:  # rows, words, labels
-    "A CSV file of sentence, word, label; ValueError where a line can't be asked."
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(text_lines(file, path))
-        missing = {"sentence", "word", "label"} - set(reader.fieldnames or ())
-        if missing:
-            raise ValueError(f"{path} has no column {min(missing)}: its first line must "
-                             "name the columns sentence, word and label.")
-        lines = [[(line[name] or "").strip() for name in ("sentence", "word", "label")]
-                 for line in reader]
-    if not lines: raise ValueError(f"{path} has no line below its first: add some.")
+    "A CSV file of sentence, word, label; UserError where a row can't be asked."
+    columns = ["sentence", "word", "label"]
+    lines = [[(row[name] or "").strip() for name in columns]
+             for row in read_rows(path, columns)]
+    if not lines: raise UserError(f"{path} has no row below its first line: add some.")
     rows = []
-    for n, (sentence, word, label) in enumerate(lines, 2):
+    for number, (sentence, word, label) in enumerate(lines, 1):
         pieces = tokenizer.tokenize(sentence)
         place = _place(pieces, tokenizer.tokenize(word))
         problem = ("no label" if not label else "no sentence" if not pieces else
                    f"more than {longest} pieces" if len(pieces) + 2 > longest else
                    f"no word {word!r}" if place is None else "")
-        if problem: raise ValueError(f"Row {n} of {path} has {problem}: mend or drop it.")
+        if problem: raise UserError(f"Row {number} of {path} has {problem}: mend it.")
         ids = [tokenizer.cls_id, *tokenizer.ids(sentence), tokenizer.sep_id]
         rows.append(Row(ids, [place]))
     return rows, *map(list, list(zip(*lines))[1:])
@@ -192,13 +175,13 @@ def draw_confusion(result: dict):
 def _write(result: dict, out: Path) -> None:
     from minibert.show.plots import write_figure
 
-    with made_whole(out) as aside:
+    with atomic_dir(out) as aside:
         write_whole(aside / "probe.json", json.dumps(result, indent=1) + "\n")
         for name, draw in (("layers", draw_layers), ("confusion", draw_confusion)):
             write_figure(draw(result), aside / f"{name}.png")
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #5f8b26cf
-def run_probe(
+def probe_checkpoint(
     run: str | Path,  # a run's folder, or a model's name on the hub
     dataset: str | Path | None = None,  # a folder of CoNLL-U files; None: the stories
     out: str | Path | None = None,  # a new folder for figures and pictures
@@ -214,12 +197,15 @@ def run_probe(
     if out is not None: check_free(out)
     bert = load_encoder(run).float()
     tokenizer = WordPieceTokenizer.from_pretrained(run)
-    parts = None if dataset is not None else [stories(count), stories(count // 4, 0, "validation")]
+    parts = None
+    if dataset is None: parts = [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
     if min(map(len, texts)) < 5 or len({*chain(*texts[0].tags)}) < 2:
-        raise ValueError(f"{dataset} has {' and '.join(f'{len(text):,}' for text in texts)} words "
-                         "to learn from and to ask: give 5 or more each, with two tags or more.")
-    warn_unknown(dataset or "the stories", tokenizer, tokenizer.ids(" ".join(chain(*texts[1].words))))
+        words = " and ".join(f"{len(text):,}" for text in texts)
+        raise UserError(f"{dataset} has {words} words to learn from and to ask: give 5 "
+                        "or more each, with two tags or more.")
+    ids = tokenizer.ids(" ".join(chain(*texts[1].words)))
+    warn_unknown(dataset or "the stories", tokenizer, ids)
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
     if parts: result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
     if out is not None: _write(result, Path(out))
@@ -227,6 +213,6 @@ def run_probe(
 
 
 def probe_tables(result: dict) -> str:
-    "What `run_probe` found, as lines of text."
+    "What `probe_checkpoint` found, as lines of text."
     roles = [role_table(result["roles"])] if "roles" in result else []
     return "\n\n".join([probe_table(result), *roles])

@@ -5,19 +5,19 @@
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #65f0a01e
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..config import BertConfig
-from ..core.fields import Rate
+from ..encoder import ACTIVATIONS
 from ..model import BertModel
-from .parts import activation
+from ..hub.families import find_family, resolve
 
 # %% auto #0
-__all__ = ['pool', 'ClassifierOutput', 'ClassifierConfig']
+__all__ = ['pool', 'sizes_of', 'make_encoder', 'ClassifierOutput', 'ClassifierConfig']
 
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #7df51177
 def pool(
@@ -34,11 +34,29 @@ def pool(
         real = attention_mask[..., None].to(states.dtype)
         return (states * real).sum(1) / real.sum(1)
     if pooling != "cls": raise ValueError(f"pooling is {pooling!r}: give cls or mean.")
-    first = torch.zeros_like(input_ids[:, :1])
-    out = bert(input_ids, token_type_ids, attention_mask, rows=first)
-    if bert.config.model_type == "bert": return out.pooler_output
-    act = activation(bert.config.hidden_act)
-    return act(bert.pooler(out.last_hidden_state[:, 0]))
+    if hasattr(bert, "at"):  # it can leave the other positions out
+        first = torch.zeros_like(input_ids[:, :1])
+        states, pooled = bert.at(first, input_ids, token_type_ids, attention_mask)
+    else:
+        out = bert(input_ids, token_type_ids, attention_mask)
+        states, pooled = out.last_hidden_state, out.pooler_output
+    if bert.config.model_type == "bert": return pooled
+    return ACTIVATIONS[bert.config.hidden_act](bert.pooler(states[:, 0]))
+
+
+def sizes_of(config: BertConfig) -> dict:
+    "The fields of a config that are BERT's."
+    return {field.name: getattr(config, field.name) for field in fields(BertConfig)}
+
+
+def make_encoder(
+    config: BertConfig,
+    generator: torch.Generator | None = None,
+) -> BertModel:
+    "The encoder of these sizes with fresh weights, of the family's fast class."
+    _, family = find_family(config.model_type)
+    kind = resolve(family.fast).model_class
+    return kind(resolve(family.config)(**sizes_of(config)), generator)
 
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #aac9b633
 @dataclass
@@ -56,7 +74,7 @@ class ClassifierConfig(BertConfig):
 
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
     pooling: Literal["cls", "mean"] = "cls"
-    classifier_dropout: Rate | None = None  # None: hidden_dropout_prob
+    classifier_dropout: float | None = None  # None: hidden_dropout_prob
 
     @classmethod
     def from_dict(cls, values: dict) -> ClassifierConfig:
@@ -84,6 +102,8 @@ class ClassifierConfig(BertConfig):
         "The fields in Hugging Face's names."
         values = super().to_dict()
         del values["labels"], values["pooling"]
+        if self.model_type == "roformer":
+            values |= dict(rotary_value=False, embedding_size=self.hidden_size)
         return values | dict(
             problem_type="single_label_classification",
             id2label={str(k): name for k, name in enumerate(self.labels)},

@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from scipy.special import erf
 
 from ..config import BertConfig
-from .weights import TIED, check_batch, check_labels
+from .weights import TIED
 
 # %% auto #0
 __all__ = ['linear', 'layer_norm', 'gelu', 'softmax', 'split_heads', 'merge_heads', 'key_mask', 'attention', 'embed',
@@ -154,8 +154,7 @@ def encode(
     config: BertConfig,
     batch: dict[str, Array],  # input_ids, token_type_ids, attention_mask: (B, S)
 ) -> tuple[list[Array], list[tuple]]:  # layers + 1 states (B, S, D), and their caches
-    "Embeddings and all layers; ValueError for a batch that the model cannot read."
-    check_batch(batch, config)
+    "Embeddings and all layers."
     ids, types = batch["input_ids"], batch["token_type_ids"]
     hidden, cache = embed(ids, types, params, config)
     states, caches = [hidden], [cache]
@@ -219,7 +218,6 @@ def forward(
 ) -> tuple[dict, tuple]:  # losses and logits, and the cache
     "Both losses and their sum, with logits at the predicted positions alone."
     states, caches = encode(params, config, batch)
-    check_labels(batch, config)
     chosen, last = batch["labels"] != -100, states[-1]
     logits, head = mlm_head(last[chosen], params, config.layer_norm_eps)
     loss, mlm = cross_entropy(logits, batch["labels"][chosen])

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray as Array
 
 from ..config import BertConfig
+from ..core.errors import UserError
 from .layers import forward
 from .weights import parameter_shapes
 
@@ -71,34 +72,33 @@ def check_run(
     training,  # a TrainingConfig
     folder: str | Path | None,  # of the run, or None
 ) -> None:
-    "Refuse what NumPy can't train: a ValueError, or FileExistsError for the folder."
+    "Refuse what NumPy can't train: UserError, or FileExistsError for the folder."
     parameter_shapes(config)  # refuses what is not computed in NumPy
     if folder and Path(folder, "metrics.jsonl").exists():
         raise FileExistsError(f"{folder} holds a run already: give another folder.")
-    if config.hidden_dropout_prob or config.attention_probs_dropout_prob:
-        raise ValueError("The NumPy BERT has no dropout: set hidden_dropout_prob and "
-                         "attention_probs_dropout_prob to 0.")
-    for name, only in (("optimizer", "adamw"), ("precision", "float32"),
-                       ("objectives", "mlm,nsp")):
-        if (value := getattr(training, name, only)) != only:
-            raise ValueError(f"The NumPy BERT has no {name} {value!r}: give {only!r}.")
+    asked = dict(hidden_dropout_prob=config.hidden_dropout_prob,
+                 attention_probs_dropout_prob=config.attention_probs_dropout_prob)
+    able = dict.fromkeys(asked, 0) | dict(optimizer="adamw", precision="float32")
+    asked |= dict(optimizer=training.optimizer, precision=training.precision)
+    for name, value in asked.items():
+        if value != able[name]:
+            raise UserError(f"The NumPy BERT has no {name} {value}: give {able[name]}.")
     if training.length > config.max_position_embeddings:
-        raise ValueError(f"Pairs of {training.length} tokens do not fit the model's "
-                         f"{config.max_position_embeddings}: choose a smaller length.")
+        raise UserError(f"Pairs of {training.length} tokens do not fit the model's "
+                        f"{config.max_position_embeddings}: choose a smaller length.")
 
 # %% ../../nbs/reference/numpy_bert/parts.ipynb #f0fb4c85
 def log_numpy(
-    history: list[dict],  # all lines, the newest last
-    folder: str | Path | None,  # gets the newest in metrics.jsonl
-    callbacks: Iterable = (),  # their on_log is given all lines
+    run,  # has config, step, line, history
+    folder: str | Path | None,  # gets the line in metrics.jsonl
 ) -> None:
-    "Write the newest line of a run, and show all lines to the callbacks."
+    "Keep the line of a step that is to have one."
+    if run.step % run.config.log_steps and run.step not in (1, run.config.steps): return
+    run.history.append(dict(step=run.step) | run.line)
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with open(Path(folder) / "metrics.jsonl", "a", encoding="utf8") as file:
-            file.write(json.dumps(history[-1]) + "\n")
-    for callback in callbacks:
-        if callback.on_log: callback.on_log(history)
+            file.write(json.dumps(run.history[-1]) + "\n")
 
 # %% ../../nbs/reference/numpy_bert/parts.ipynb #7b007e72
 def memory_budget(

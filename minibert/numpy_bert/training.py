@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from numpy import ndarray as Array
@@ -19,7 +20,7 @@ from .parts import adamw_array_, as_arrays, check_run, log_numpy
 from .weights import first_weights, save_weights
 
 # %% auto #0
-__all__ = ['first_moments', 'adamw_', 'clip_', 'rate_at', 'gradients', 'update_', 'pretrain_numpy']
+__all__ = ['first_moments', 'adamw_', 'clip_', 'share_at', 'rate_at', 'gradients', 'update_', 'pretrain_numpy']
 
 # %% ../../nbs/16_numpy_training.ipynb #9615c162
 def first_moments(params: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -38,9 +39,6 @@ def adamw_(
     eps: float = 1e-6,
 ) -> None:
     "One step of AdamW with bias correction (Loshchilov and Hutter 2019, algorithm 2)."
-    if step < 1:
-        raise ValueError(f"AdamW got step {step}: its first is 1, for bias correction "
-                         "divides by 1 - beta**step; count from 1.")
     for name, grad in grads.items():
         some = decay if params[name].ndim > 1 else 0.0
         adamw_array_(params[name], grad, *moments[name], rate, some, step, betas, eps)
@@ -57,15 +55,19 @@ def clip_(
     return norm
 
 # %% ../../nbs/16_numpy_training.ipynb #534a75a4
-def rate_at(
+def share_at(
     step: int,  # 0 is the first
     training,  # a TrainingConfig
-) -> float:
-    "The learning rate: a line up, then a line down; the trapezoid is flat in between."
+) -> float:  # of the peak rate
+    "A line up, then a line down; the trapezoid is flat in between."
     steps, up = training.steps, training.warmup * training.steps
     down = steps - up if training.schedule == "linear" else training.cooldown * steps
-    share = min(1.0, (step + 1) / max(up, 1), (steps - step) / max(down, 1))
-    return share * training.learning_rate
+    return min(1.0, (step + 1) / max(up, 1), (steps - step) / max(down, 1))
+
+
+def rate_at(step: int, training) -> float:
+    "The learning rate of a step: the peak rate times its share."
+    return share_at(step, training) * training.learning_rate
 
 # %% ../../nbs/16_numpy_training.ipynb #c6956311
 def _add(total: dict, more: dict) -> None:
@@ -82,9 +84,6 @@ def gradients(
 ) -> tuple[dict[str, float], dict[str, Array]]:  # losses and gradients
     "The losses and the gradient of the whole batch, computed part by part."
     predicted, pairs = (batch["labels"] != -100).sum(), len(batch["labels"])
-    if not 1 <= parts <= pairs:
-        raise ValueError(f"{pairs} rows cannot be cut into {parts} parts: give 1 to "
-                         f"{pairs}.")
     losses, grads = {}, {}
     columns = [np.array_split(values, parts) for values in batch.values()]
     for rows in zip(*columns):
@@ -105,11 +104,13 @@ def update_(
     batch: dict[str, Array],
     step: int,  # 0 is the first
     training,  # a TrainingConfig
+    schedule: Callable = share_at,  # of (step, training)
 ) -> dict[str, float]:  # loss, mlm_loss, nsp_loss, grad_norm, learning_rate
     "One update; FloatingPointError, and no update, if the gradient is not finite."
     parts = training.gradient_accumulation_steps
     losses, grads = gradients(params, config, batch, parts)
-    norm, rate = clip_(grads, training.max_grad_norm), rate_at(step, training)
+    norm = clip_(grads, training.max_grad_norm)
+    rate = schedule(step, training) * training.learning_rate
     if not math.isfinite(norm + losses["loss"]):
         raise FloatingPointError(
             f"Step {step + 1} has a loss of {losses['loss']:.4g} and a gradient norm "
@@ -127,20 +128,24 @@ def pretrain_numpy(
     folder: str | Path | None = None,  # gets metrics.jsonl, and a checkpoint at the end
     *,
     params: dict[str, Array] | None = None,  # trained in place; None: first_weights
-    callbacks: Iterable = (),  # chapter 10's; their on_log is given all lines
+    callbacks: Iterable = (),  # chapter 10's, those that ask no model
 ) -> tuple[dict[str, Array], list[dict]]:  # the parameters, the lines of metrics.jsonl
     "Pre-train on both objectives with NumPy alone; Ctrl-C saves the weights and stops."
     check_run(config, training, folder)
     if params is None: params = first_weights(config, training.seed)
-    moments, history = first_moments(params), []
+    moments = first_moments(params)
+    run = SimpleNamespace(config=training, schedule=share_at, step=0, stop=False,
+                          deadline=math.inf, losses=("mlm", "nsp"), history=[])
     try:
-        for step in range(training.steps):
-            batch = as_arrays(sampler.batch(step, training.batch_size))
-            metrics = update_(params, config, moments, batch, step, training)
-            if (step + 1) % training.log_steps and step + 1 not in (1, training.steps):
-                continue
-            history.append(dict(step=step + 1) | metrics)
-            log_numpy(history, folder, callbacks)
+        for callback in callbacks: callback.begin(run)
+        while run.step < run.config.steps and not run.stop:
+            batch = as_arrays(sampler.batch(run.step, training.batch_size))
+            run.line = update_(params, config, moments, batch, run.step, run.config,
+                               run.schedule)
+            run.step += 1
+            log_numpy(run, folder)
+            for callback in callbacks: callback.after_step(run)
     finally:
-        if folder and history: save_weights(params, config, folder, sampler.tokenizer)
-    return params, history
+        for callback in callbacks: callback.end(run)
+        if folder and run.step: save_weights(params, config, folder, sampler.tokenizer)
+    return params, run.history

@@ -33,18 +33,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..config import BertConfig
-from ..core.errors import deaf_children
+from ..core.errors import UserError
 from ..core.files import check_free, write_whole
-from ..core.precision import fast_bfloat16, follow_parent, keep_freed_memory
+from ..core.precision import fast_bfloat16, keep_freed_memory
 from ..core.seeds import seeded
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from ..heads import BertForPreTraining
 from .products import fast_products
 from .profiling import WARM_UP, profile_loop
-from ..speed import PlainForm, synthetic_batch, useful_flops
+from ..speed import (
+    FastBertForPreTraining, PlainBertForPreTraining, synthetic_batch, useful_flops)
 from ..tokenizer import WordPieceTokenizer
-from ..training import make_sampler, train_step
+from ..train.gradients import Gradients
+from ..train.trainer import make_sampler
+from ..training import Run, train_step
 from ..train.optimizers import make_optimizers
 from ..train.recipe import TrainingConfig
 
@@ -95,17 +98,21 @@ def _own(peer: Peer, config: BertConfig, batches: list[dict]) -> Iterator[None]:
     if peer.keep_memory: keep_freed_memory()
     config = replace(config, hidden_dropout_prob=peer.dropout,
                      attention_probs_dropout_prob=peer.dropout)
-    model = BertForPreTraining(config, seeded(0, 0, 2)).train()
-    if not peer.few_rows: model = PlainForm(model, peer.few_logits)
+    form = PlainBertForPreTraining
+    if peer.few_logits: form = BertForPreTraining
+    if peer.few_rows: form = FastBertForPreTraining
+    model = form(config, seeded(0, 0, 2)).train()
     B, S = batches[0]["labels"].shape
     training = TrainingConfig(batch_size=B, length=S, precision=peer.precision,
                               optimizer=peer.optimizer)
-    optimizers = make_optimizers(model, training)
+    run = Run(model, make_optimizers(model, training), training)
+    gradients = Gradients(precision=peer.precision)
 
     def steps():
         for step, batch in enumerate(cycle(batches)):
             with fast_products() if peer.fast_products else nullcontext():
-                train_step(model, optimizers, batch, step % training.steps, training)
+                run.step = step % training.steps
+                train_step(run, batch, gradients)
             yield
     return steps()
 
@@ -224,7 +231,6 @@ _steps: Iterator[None] | None = None  # in a worker: those of its peer
 def _prepare(peer: Peer, config: BertConfig, shape: tuple, threads: int) -> None:
     "A worker's first task: it sets its threads, draws its batches, and gets ready."
     global _steps
-    follow_parent()
     torch.set_num_threads(threads)
     batches = [synthetic_batch(config, seed, *shape) for seed in range(BATCHES)]
     _steps = peer_steps(peer, config, batches)
@@ -283,9 +289,8 @@ def _workers(
     with ExitStack() as stack:
         for name in peers:
             pools[name] = stack.enter_context(ProcessPoolExecutor(1, context))
-        with deaf_children():
-            ready = {name: pools[name].submit(prepare, peer, *settings)
-                     for name, peer in peers.items()}
+        ready = {name: pools[name].submit(prepare, peer, *settings)
+                 for name, peer in peers.items()}
         for name, future in ready.items(): _answer(name, future)
         try: yield pools
         finally:
@@ -390,12 +395,14 @@ def bench(
 
 # %% ../../nbs/reference/perf/bench.ipynb #0fe3dc61
 def chart_beside(out: str | Path) -> Path:
-    "Where the picture beside a JSON file goes; an OSError or ValueError if either place is taken."
-    out = check_free(out, "file")
+    "Where the picture beside a JSON file goes; UserError if either place is taken."
+    out = check_free(out)
+    if not out.parent.is_dir():
+        raise UserError(f"There is no folder {out.parent}: make it, or give another --out.")
     if out.suffix == ".png":
-        raise ValueError(f"{out} is to be a JSON file, and a chart of that name goes "
+        raise UserError(f"{out} is to be a JSON file, and a chart of that name goes "
                          "beside it: give a name that ends in .json with --out.")
-    return check_free(out.with_suffix(".png"), "file")
+    return check_free(out.with_suffix(".png"))
 
 
 def write_bench(result: dict, out: str | Path) -> None:

@@ -10,11 +10,11 @@ from copy import copy
 from pathlib import Path
 
 from .asking import warn_unknown
+from ..core.errors import UserError
 from ..core.files import read_json
 from ..core.precision import check_finite, evaluating
 from ..finetuning import BertClassifier
-from ..data.labelled import count_cut
-from ..core.sums import check_sum, read_sums
+from ..data.labels import count_cut
 from ..tokenizer import WordPieceTokenizer
 from ..weights import load_pretrained, save_pretrained, to_hf
 
@@ -35,30 +35,29 @@ def save_classifier(
 
 # %% ../../nbs/reference/runs/classifiers.ipynb #3e29b50a
 def check_pair(name_or_folder: str | Path, pair: str | None) -> None:
-    "Refuse a pair where single texts were learned, and the reverse: ValueError."
+    "Refuse a pair where single texts were learned, and the reverse: UserError."
     path = Path(name_or_folder) / "options.json"
-    if path.name in read_sums(path.parent): check_sum(path)  # it says what was learned
     if not path.is_file(): return  # not made here
     learned = read_json(path).get("text_pair_column")
     if learned is None and pair is not None:
-        raise ValueError(f"{name_or_folder} has learned single texts, not pairs: leave out "
+        raise UserError(f"{name_or_folder} has learned single texts, not pairs: leave out "
                          "--pair.")
     if learned is not None and pair is None:
-        raise ValueError(f"{name_or_folder} has learned pairs of texts: give the second by "
+        raise UserError(f"{name_or_folder} has learned pairs of texts: give the second by "
                          "--pair.")
 
 
 def load_classifier(name_or_folder: str | Path) -> BertClassifier:  # in eval mode
-    "Open a fine-tuned BERT, ours or Hugging Face's; ValueError if it is none."
+    "Open a fine-tuned BERT, ours or Hugging Face's; UserError if it is none."
     model = load_pretrained(name_or_folder)
     if not hasattr(model, "classifier"):
         advice = ("it is no classifier yet. Make one of it" if hasattr(model, "bert") else
                   "it sorts no texts. Make a classifier of a BERT")
-        raise ValueError(f"{name_or_folder} is a {type(model).__name__}: {advice} with "
+        raise UserError(f"{name_or_folder} is a {type(model).__name__}: {advice} with "
                          "minibert finetune.")
     broken = [name for name, value in to_hf(model).items() if not value.isfinite().all()]
     if broken:
-        raise ValueError(f"{name_or_folder} has numbers in {min(broken)} that are not "
+        raise UserError(f"{name_or_folder} has numbers in {min(broken)} that are not "
                          "finite: its weights are damaged. Fine-tune it again.")
     return model
 
@@ -68,7 +67,7 @@ def classify(
     tokenizer: WordPieceTokenizer,
     texts: str | tuple | list,  # a text, a pair of texts, or a list of either
 ) -> list[dict[str, float]]:  # for each text, label -> probability, likeliest first
-    "What a fine-tuned BERT says of texts; FloatingPointError if it is not a number."
+    "What a fine-tuned BERT says of texts; UserError."
     texts = texts if isinstance(texts, list) else [texts]
     most = min(tokenizer.max_length, model.config.max_position_embeddings)
     if cut := count_cut(texts, tokenizer, most):

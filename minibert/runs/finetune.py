@@ -7,40 +7,37 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
 from .asking import (
-    began, check_weights, keep_learned, learned, untrained, warn_unknown)
+    began, check_ids, check_weights, learned, untrained, warn_unknown)
 from ..attention import MultiHeadAttention
 from ..measure.bags import bag_of_words, word_counters
-from ..train.checkpoints import check_begins, check_present, only_run_in
+from ..train.checkpoints import list_checkpoints, only_run_in
 from .classifiers import save_classifier
-from ..core.errors import list_checkpoints
-from ..core.files import made_whole, read_json, write_whole
+from ..core.errors import UserError
+from ..core.files import write_whole
 from ..core.precision import choose_precision
 from ..core.seeds import seeded
 from ..hub.files import find_checkpoint
 from ..finetuning import (
     BertClassifier, accuracy_figures, difference, finetune, train_frozen)
-from ..data.labelled import ExampleSampler, ask
 from ..data.labels import (
-    Examples, check_counts, hold_out, list_splits, read_examples, take_share)
-from ..nn.inputs import check_ids
+    Examples, ExampleSampler, ask, check_counts, hold_out, read_examples, take_share)
+from ..data.tables import load_table
 from ..model import BertModel
 from ..train.processes import (
-    any_process, check_cut, first_alone, join_processes, own_device)
+    any_process, first_alone, join_processes, own_device)
 from ..core.progress import say
-from ..train.recipe import (
-    FinetuneConfig, TrainingConfig, from_anywhere, read_options)
-from ..core.sums import check_sum, keep_sums
+from .options import FORMAT, FinetuneConfig, read_finetuning
+from ..train.recipe import TrainingConfig
 from ..tokenizer import WordPieceTokenizer
 from ..weights import load_encoder
 
@@ -56,7 +53,7 @@ def read_parts(
                 label_column=options.label_column,
                 text_pair_column=options.text_pair_column)
     train = read_examples(options.dataset, names=options.label_names or None, **read)
-    splits = list_splits(options.dataset, options.name)
+    splits = load_table(options.dataset, options.name)
     split = options.validation_split or "validation"
     if split in splits or options.validation_split:  # a split that is asked for is there
         test = read_examples(options.dataset, split=split, names=train.names,
@@ -92,7 +89,7 @@ def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClass
     if pooling == "auto": pooling = "mean" if options.frozen else "cls"
     if (options.frozen and pooling == "cls"
             and "bert.pooler" in untrained(bert, began(options.run))):
-        raise ValueError(f"{options.run} has no trained pooler, which --pooling cls reads, "
+        raise UserError(f"{options.run} has no trained pooler, which --pooling cls reads, "
                          "and --frozen would leave it at random: give --pooling mean, or "
                          "leave out --frozen, which trains it.")
     return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
@@ -130,79 +127,61 @@ def _with_length(options: FinetuneConfig, room: int, resume: bool) -> FinetuneCo
     if options.length is None:
         return replace(options, length=min(TrainingConfig.length, room))
     if options.length > room and not resume:
-        raise ValueError(f"length is {options.length}, and {options.run} reads {room} tokens "
+        raise UserError(f"length is {options.length}, and {options.run} reads {room} tokens "
                          f"at most: give --length {room} or less, or leave it out.")
     return options
 
 # %% ../../nbs/reference/runs/finetune.ipynb #a8d80316
-def _taken(out: Path) -> FileExistsError:
-    "What to say where a folder is there already."
-    return FileExistsError(f"{out} exists: give a new folder, or resume that run.")
-
-
-_USES = ("the texts that are learned from", "those that are chosen by",
-         "those that are asked in the end", "the weights of the model")
-
-
-def _sum_of_weights(model: nn.Module) -> str:
-    "The SHA-256 of a model's weights."
-    total = sha256()
-    for weight in model.state_dict().values(): total.update(weight.cpu().numpy().tobytes())
-    return total.hexdigest()
-
-
-def _check_same(options: FinetuneConfig, sums: list[str]) -> None:
-    "Refuse to go on with other texts or weights than those that a run began with: ValueError."
-    path = Path(options.out) / "began.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is gone, which says what the run began with: copy it "
-                                "back, or start a new run.")
-    kept = read_json(path, dict(sha256=list[str]), ("sha256",))["sha256"]
-    check_sum(path)
-    if other := [use for use, old, new in zip(_USES, kept, sums) if old != new]:
-        raise ValueError(f"{options.out} goes on only as it began, and {' and '.join(other)} "
-                         f"have changed ({options.dataset}, {options.run}): put them back, or "
-                         "start a new run.")
-
-
-def _claim(options: FinetuneConfig, sums: list[str], known: list[str]) -> None:
-    "Make the folder of a run with its options; of two runs that try, one gets it."
+def _claim(options: FinetuneConfig, known: list[str]) -> None:
+    "Put a run's options into its folder; FileExistsError where there is something."
     out = Path(options.out)
-    def make() -> bool:  # was another run faster?
-        kept = asdict(options) | {  # so that it goes on in any working folder
-            name: from_anywhere(getattr(options, name)) for name in ("run", "dataset")}
-        try:
-            with made_whole(out) as aside:
-                write_whole(aside / "options.json", json.dumps(kept, indent=2) + "\n")
-                write_whole(aside / "began.json", json.dumps(dict(sha256=sums)) + "\n")
-                keep_learned(aside, known)
-                keep_sums(aside, *(path.name for path in aside.iterdir()))
-        except OSError:
-            if out.exists(): return True
-            raise
-    if first_alone(make): raise _taken(out)
+    places = {name: os.path.abspath(place) for name in ("run", "dataset")
+              if os.path.exists(place := getattr(options, name))}  # for any working folder
+    kept = dict(format=FORMAT, learned=known) | asdict(options) | places
+    if _taken(out): raise UserError(_TAKEN.format(out))
+    with only_run_in(out):
+        if _taken(out): raise UserError(_TAKEN.format(out))  # in between
+        write_whole(out / "options.json", json.dumps(kept, indent=2) + "\n")
+
+
+_TAKEN = "{} exists: give a new folder, or go on with its run by --resume."
+
+
+def _taken(out: Path) -> bool:
+    "Is there anything but a lock?"
+    if not out.is_dir(): return out.exists()
+    return any(path.name != ".lock" for path in out.iterdir())
 
 # %% ../../nbs/reference/runs/finetune.ipynb #8d4f77ed
 def _finetune(model, train, val, config, out, progress, resume):
     "`finetune`, which says what a person can do where it diverges."
-    rate = config.learning_rate
-    try: lines = finetune(model, train, val, config, out, progress=progress, resume=resume)
-    except FloatingPointError as problem:
-        if "answers" not in (said := str(problem)):  # the loop has said it, for pre-training
-            raise FloatingPointError(said.replace(" or lengthen the warm-up", "")) from None
-        raise FloatingPointError(
-            f"The fine-tuning diverged, so the model's answers are no finite numbers: begin "
-            f"anew with a lower learning rate than {rate:g}.") from None
-    _warn_of_loss(lines, len(model.names), rate)
-
-
-def _warn_of_loss(lines: Sequence[dict], count: int, rate: float) -> None:
-    "Warn where the best loss on the part set aside is far above that of even guesses."
+    rate, count = config.learning_rate, len(model.names)
+    anew = f"begin anew with a lower learning rate than {rate:g}."
+    try:
+        lines = finetune(model, train, val, config, out, progress=progress, resume=resume)
+    except FloatingPointError:
+        raise UserError(f"The fine-tuning diverged: {anew}") from None
     best = min((line["val_loss"] for line in lines if "val_loss" in line), default=0.0)
-    if best > 1 + math.log(count):
-        warnings.warn(f"The best loss on the part set aside is {best:.3g}, and guessing evenly among "
-                      f"{count} labels costs {math.log(count):.2f}: the training diverged, so begin "
-                      f"anew with a lower learning rate than {rate:g}.", stacklevel=3)
+    if best > 1 + (even := math.log(count)):
+        warnings.warn(f"The best loss on the part set aside is {best:.3g}, and guessing "
+                      f"evenly among {count} labels costs {even:.2f}: the training "
+                      f"diverged, so {anew}", stacklevel=3)
+
+
+def _samplers(
+    options: FinetuneConfig, parts: Sequence[Examples], model: BertClassifier,
+    tokenizer: WordPieceTokenizer, length: int,
+) -> list[ExampleSampler]:
+    "The parts as ids, which the model has to know."
+    samplers = [ExampleSampler(part, tokenizer, length, options.seed) for part in parts]
+    if cut := sum(sampler.cut for sampler in samplers):
+        say(f"{cut:,} of {sum(map(len, samplers)):,} texts are cut to {length} tokens ...")
+    rows = [row for sampler in samplers for row in sampler.rows]
+    ids, types = (np.concatenate([row[name] for row in rows])
+                  for name in ("input_ids", "token_type_ids"))
+    check_ids(model.config, ids, types)
+    warn_unknown(options.dataset, tokenizer, ids)
+    return samplers
 
 
 def run_finetuning(
@@ -211,53 +190,36 @@ def run_finetuning(
     progress: bool = True,
 ) -> dict:  # the figures, as in figures.json; {} in any process but the first
     "From labelled texts to a saved classifier and its figures beside a bag of words."
-    out, (rank, world) = Path(options.out), join_processes()
-    first = rank == 0
-    if not options.frozen:
-        check_cut(options.batch_size, world * options.gradient_accumulation_steps)
-    if any_process(first and not resume and out.exists()): raise _taken(out)
+    out, first = Path(options.out), join_processes()[0] == 0
+    if any_process(first and not resume and _taken(out)):
+        raise UserError(_TAKEN.format(out))
     find_checkpoint(options.run)
     word_counters()  # if they are missing, say so now, not after the training
     parts = read_parts(options)
-    model = start_classifier(options, parts[0].names)
-    weights = _sum_of_weights(model)
-    model = model.to(own_device())
+    model = start_classifier(options, parts[0].names).to(own_device())
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     room = min(model.config.max_position_embeddings, tokenizer.max_length)  # as it will be asked
     options = _with_length(options, room, resume)
     length = min(options.length, room)
-    samplers = [ExampleSampler(part, tokenizer, length, options.seed) for part in parts]
-    if cut := sum(sampler.cut for sampler in samplers):
-        say(f"{cut:,} of {sum(map(len, samplers)):,} texts are cut to {length} tokens ...")
-    rows = [row for sampler in samplers for row in sampler.rows]
-    ids, types = (np.concatenate([row[name] for row in rows])
-                  for name in ("input_ids", "token_type_ids"))
-    check_ids(model.config, torch.from_numpy(ids), torch.from_numpy(types))
-    warn_unknown(options.dataset, tokenizer, ids)
-    sums = [*(sampler.info["sha256"] for sampler in samplers), weights]
-    if resume: _check_same(options, sums)
-    train, val, _ = samplers
+    train, val, _ = _samplers(options, parts, model, tokenizer, length)
     config = training_for(options, len(train))
     fast = any_process(first and config.precision == "bfloat16")  # as the first found
     config = replace(config, precision="bfloat16" if fast else "float32")
-    whole = resume and bool(list_checkpoints(out))
-    if resume and not whole and not options.frozen:
-        check_begins(out, config.checkpoint_steps, "options.json")
+    kept = resume and bool(list_checkpoints(out))
+    if resume and not kept and not options.frozen:
         say("It was stopped before its first checkpoint, and begins again at step 1 ...")
     if not resume:
         trained = ("nsp" in learned(model.bert, began(options.run))  # its pooler
                    or model.pooling == "cls" and not options.frozen)
-        _claim(replace(options, precision=config.precision), sums, ["nsp"] * trained)
+        chosen = replace(options, precision=config.precision)
+        first_alone(lambda: _claim(chosen, ["nsp"] * trained))
     with only_run_in(out):
         if options.frozen: train_frozen(model, train, val)
-        else: _finetune(model, train, val, config, out, progress, whole)
+        else: _finetune(model, train, val, config, out, progress, kept)
         if not first: return {}
-        check_present(out)
         save_classifier(model, tokenizer, out)
         figures = _summarise(model.eval(), tokenizer, parts, length)
-        check_present(out)
         write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")
-        keep_sums(out, "figures.json")
     return figures
 
 # %% ../../nbs/reference/runs/finetune.ipynb #45c5b354
@@ -267,17 +229,6 @@ def resume_finetuning(
     **moved: str | None,  # run, dataset: where they are now; None: where they were
 ) -> dict:  # the figures
     "Go on with a run that was stopped, bit for bit as if it had not been."
-    path = Path(folder) / "options.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}: give the folder of a run that "
-                                "minibert finetune began.")
-    kept = read_options(path, FinetuneConfig, whole=True) | dict(out=str(folder))
-    check_sum(path)
-    began(folder)  # is what it says of itself whole?
-    kept |= {name: place for name, place in moved.items() if place}
-    for name, what in ("run", "RUN"), ("dataset", "--dataset"):
-        place = Path(kept[name]).expanduser()
-        if place.is_absolute() and not place.exists():
-            raise FileNotFoundError(f"{place} is gone, which {folder} was begun with: put it back, "
-                                    f"or say where it is now, by {what}.")
-    return run_finetuning(FinetuneConfig(**kept), True, progress)
+    kept, _ = read_finetuning(folder)
+    now = {name: place for name, place in moved.items() if place}
+    return run_finetuning(replace(kept, out=str(folder), **now), True, progress)

@@ -8,46 +8,34 @@ from __future__ import annotations
 import io
 import json
 import os
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import in_words, list_checkpoints, way_on
-from ..core.fields import check_values
-from ..core.files import (
-    check_free, check_name, read_json, read_text, write_whole)
-from ..core.progress import is_trained_now
-from ..train.recipe import PretrainOptions, check_resumed, read_options
-from ..core.sums import check_sum
+from ..core.errors import UserError, explain, resume_hint
+from ..core.files import check_free, read_json, write_whole
+from ..core.progress import is_running
+from .options import read_finetuning
+from .tasks import read_plan, task_of
 
 # %% auto #0
-__all__ = ['FIGURES', 'describe', 'list_runs', 'run_rows', 'same_questions', 'paired', 'verdict', 'draw_both', 'compare_runs',
+__all__ = ['describe', 'list_runs', 'run_rows', 'same_questions', 'paired', 'verdict', 'draw_both', 'compare_runs',
            'comparison_rows']
 
 # %% ../../nbs/reference/runs/overview.ipynb #18b1b5b4
-FIGURES = {  # the main figure, by the first that a run has; then what it stands beside
-    "mlm_loss": "unigram_loss", "clm_loss": "unigram_loss", "masked_loss": "unigram_loss",
-    "nsp_accuracy": None}
-
-
-def _read(path: Path) -> dict:
-    "A file that a run has written; ValueError where somebody has changed it since."
-    told = read_json(path)
-    check_sum(path)
-    return told
-
-
 def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     "How far a run's checkpoints reach, and what the newest says of itself."
-    checkpoints = list_checkpoints(folder)
-    for checkpoint in checkpoints[::-1]:
-        state, step = _read(checkpoint / "state.json"), int(checkpoint.name)
-        if state.get("step") == step: return step, state  # else a copy, named after a day
-    if checkpoints:
-        raise ValueError(f"{checkpoints[-1]} says that it was kept at step {state.get('step')}: "
-                         "copy the folder again.")
-    return 0, {}
+    checkpoints = sorted((folder / "checkpoints").glob(8 * "[0-9]"))
+    if not checkpoints: return 0, {}
+    return int(checkpoints[-1].name), read_json(checkpoints[-1] / "state.json")
+
+
+def _last_line(folder: Path) -> int:
+    "The step of the last whole line of metrics.jsonl; 0 without one."
+    path = folder / "metrics.jsonl"
+    if not path.is_file(): return 0
+    lines = [line for line in path.read_text(encoding="utf8").splitlines() if line.endswith("}")]
+    return json.loads(lines[-1])["step"] if lines else 0
 
 
 def _ended(folder: Path, figures: str) -> bool:
@@ -55,102 +43,78 @@ def _ended(folder: Path, figures: str) -> bool:
     return all((folder / name).exists() for name in (figures, "model.safetensors"))
 
 
-def _last_line(folder: Path) -> int:
-    "The step of the last whole line of metrics.jsonl; 0 without one."
-    path = folder / "metrics.jsonl"
-    if not path.is_file(): return 0
-    lines = [line for line in read_text(path, most=1 << 30).splitlines() if line.endswith("}")]
-    try: return int(json.loads(lines[-1])["step"]) if lines else 0
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        raise ValueError(f"{path} is damaged: its last line names no step.") from None
+def _state(folder: Path, ended: bool, done: int, command: str, by_hand: bool = False) -> str:
+    "Finished, being trained, or stopped; and what can be done about it."
+    if is_running(folder): return "being trained now"
+    if ended: return "finished"
+    if any(folder.glob("batch-of-step-*.safetensors")):
+        return "diverged: begin anew with a lower learning rate"
+    if by_hand: return "stopped; NumPy keeps no checkpoints to go on from"
+    return f"stopped at step {done:,}: {resume_hint(folder, command)}"
 
 
 def _near(name: str) -> str:
     "A path as it is written here: without the working folder, where it lies in it."
-    here = os.path.join(os.getcwd(), "")
-    return name.removeprefix(here)
+    return name.removeprefix(os.path.join(os.getcwd(), ""))
 
 # %% ../../nbs/reference/runs/overview.ipynb #99ca89d1
-def _state(folder: Path, ended: bool, done: int, by_hand: bool) -> str:
-    "Finished, being trained, or stopped; and what can be done about it."
-    if is_trained_now(folder): return "being trained now"
-    if ended: return "finished"
-    if any(int(path.stem[14:]) > done for path in folder.glob("batch-of-step-*.safetensors")
-           if path.stem[14:].isdigit()):
-        return "diverged: begin anew with a lower learning rate"
-    if by_hand: return "stopped; NumPy keeps no checkpoints to go on from"
-    if not done and _last_line(folder) and not (folder / "checkpoints").is_dir():
-        return "stopped; its checkpoints are gone, so it can't go on"
-    return f"stopped at step {done:,}: {way_on(folder)}"
-
-
 def _of_pretraining(folder: Path) -> dict:
     "What a run of pre-training says of itself."
-    options = PretrainOptions(**read_options(folder / "run.yaml", PretrainOptions))
-    check_resumed(replace(options, out=None), folder)  # somebody may have changed the file
+    plan, _ = read_plan(folder)
+    model, main = plan.model, task_of(plan.model.model).main
     done, state = _progress(folder)
     ended = _ended(folder, "summary.json")
-    summary = _read(folder / "summary.json") if ended else {}
-    by_hand = options.backend == "numpy"
+    summary = read_json(folder / "summary.json") if ended else {}
+    by_hand = model.backend == "numpy"
     if by_hand: done = _last_line(folder)  # it keeps no checkpoints
-    name = next((name for name in FIGURES if name in summary), None)
+    name = next((name for name in main if name in summary), None)
+    steps = plan.training.steps if ended else state.get("steps", plan.training.steps)
+    if steps >= 10**9 or plan.training.minutes and not state: steps = None  # not decided yet
     return dict(
-        model=options.model, size=options.size or f"of {_near(options.start)}", dataset=options.dataset,
-        step=options.steps if ended else done, steps=options.steps,
-        state=_state(folder, ended, done, by_hand), figure=name,
-        value=summary.get(name), baseline=summary.get(FIGURES.get(name)),
+        model=model.model, size=model.size or f"of {_near(model.start)}",
+        dataset=plan.data.dataset, step=steps if ended else done, steps=steps,
+        state=_state(folder, ended, done, "pretrain", by_hand), figure=name,
+        value=summary.get(name), baseline=summary.get(main.get(name)),
         seconds=summary.get("train_seconds", state.get("seconds")))
 
 
 def _of_finetuning(folder: Path) -> dict:
     "What a run of fine-tuning says of itself."
-    options, (done, state) = _read(folder / "options.json"), _progress(folder)
+    options, (done, state) = read_finetuning(folder)[0], _progress(folder)
     ended = _ended(folder, "figures.json")
-    told = _read(folder / "figures.json") if ended else {}
+    figures = read_json(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     return dict(
-        model="classifier", size=f"of {_near(options['run'])}", dataset=_near(options["dataset"]),
-        step=done, steps=steps, state=_state(folder, ended, done, False),
+        model="classifier", size=f"of {_near(options.run)}", dataset=_near(options.dataset),
+        step=done, steps=steps, state=_state(folder, ended, done, "finetune"),
         figure="accuracy" if ended else None,
-        value=told["bert"]["accuracy"] if ended else None,
-        baseline=told["bag_of_words"]["accuracy"] if ended else None,
+        value=figures["bert"]["accuracy"] if ended else None,
+        baseline=figures["bag_of_words"]["accuracy"] if ended else None,
         seconds=state.get("seconds"))
 
 # %% ../../nbs/reference/runs/overview.ipynb #f9718f1d
 def describe(folder: Path) -> dict:
     "A run in a few words and figures; where its files are damaged, a sentence instead."
     own = {"run.yaml": _of_pretraining, "options.json": _of_finetuning}
-    try:
-        name = next((name for name in own if (folder / name).is_file()), None)
-        if name is None:
-            raise ValueError(f"There is neither run.yaml nor options.json in {folder}: "
-                             "it is no run, or what is left of one.")
-        kept = [folder / n for n in ("metrics.jsonl", name) if (folder / n).exists()]
-        when = datetime.fromtimestamp(min(kept[0].stat().st_mtime, 2e11))  # till the year 8307
-        told = own[name](folder)
-        numbers = dict.fromkeys(("value", "baseline", "seconds"), float | None)
-        check_values(told, numbers | dict.fromkeys(("step", "steps"), int | None),
-                     f"A file in {folder} is damaged: its ")
-        return dict(run=str(folder)) | told | dict(when=f"{when:%Y-%m-%d %H:%M}")
-    except (ValueError, OSError) as problem: said = in_words(problem)
-    except KeyError as problem:
-        said = f"A file in {folder} is damaged: it lacks {problem}."
-    except (TypeError, AttributeError):
-        said = f"A file in {folder} is damaged: a value in it is of another kind."
-    return dict(run=str(folder), damaged=said)
+    name = next((name for name in own if (folder / name).is_file()), None)
+    if name is None: return dict(run=str(folder), damaged="It is no run, or what is left of one.")
+    kept = [folder / n for n in ("metrics.jsonl", name) if (folder / n).exists()]
+    when = datetime.fromtimestamp(kept[0].stat().st_mtime)
+    try: found = own[name](folder)
+    except (ValueError, OSError, LookupError, TypeError) as problem:
+        return dict(run=str(folder), damaged=explain(problem)[0])
+    return dict(run=str(folder)) | found | dict(when=f"{when:%Y-%m-%d %H:%M}")
 
 
 def list_runs(folder: str | Path = "runs") -> list[dict]:
-    "Every run in a folder, by number and by name; ValueError where there is no folder."
+    "Every run in a folder, by number and by name; UserError where there is no folder."
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder}: train a model with minibert "
-                         "pretrain, or name the folder that holds your runs.")
-    own = "run.yaml", "options.json"
-    if (any((folder / name).is_file() for name in own)
-            and not any(next(folder.glob(f"*/{name}"), None) for name in own)):
-        raise ValueError(f"{folder} is a run itself: name the folder that holds it "
-                         f"({_near(str(folder.resolve().parent))}).")
+        raise UserError(f"There is no folder {folder}: train a model with minibert "
+                        "pretrain, or name the folder that holds your runs.")
+    if any((folder / name).is_file() for name in ("run.yaml", "options.json")):
+        raise UserError(f"{folder} is a run itself: name the folder that holds it "
+                        f"({_near(str(folder.resolve().parent))}).")
     number = lambda path: (0, int(path.name), "") if path.name.isdecimal() else (1, 0, path.name)
     return [describe(path) for path in sorted(folder.iterdir(), key=number)
             if path.is_dir() and not path.name.startswith(".")]
@@ -181,31 +145,20 @@ def run_rows(found: list[dict]) -> list[tuple]:  # the first is the header
 
 # %% ../../nbs/reference/runs/overview.ipynb #47af79c0
 def same_questions(a: Any, b: Any) -> Any:  # two runs, opened; examples
-    "The held-out questions that both runs can be asked; ValueError where none are."
+    "The held-out questions that both runs can be asked; UserError where none are."
     import numpy as np
-
-    from minibert.runs.runs import ruler
-    if a.options.model != b.options.model:
-        raise ValueError(f"{a.folder} is a {a.options.model} and {b.folder} a "
-                         f"{b.options.model}, which answer other questions: compare runs "
-                         "of one --model.")
+    if a.plan.model.model != b.plan.model.model:
+        raise UserError(f"{a.folder} is a {a.plan.model.model} and {b.folder} a "
+                        f"{b.plan.model.model}, which answer other questions: compare runs "
+                        "of one --model.")
     if a.tokenizer.fingerprint != b.tokenizer.fingerprint:
-        other = ("" if a.options.model != "gpt" else "; over one text their bits per byte "
-                 "can be compared, which minibert evaluate prints")
-        raise ValueError(f"{a.folder} and {b.folder} have different vocabularies, so "
-                         f"their losses are of different pieces{other}: compare runs "
-                         "that share one, as --start does.")
+        raise UserError(f"{a.folder} and {b.folder} have different vocabularies, so their "
+                        "losses are of different pieces: compare runs that share one, as "
+                        "--start does, or bits per byte, where minibert evaluate prints them.")
     if not np.array_equal(a.val.ids, b.val.ids):
-        raise ValueError(f"{a.folder} and {b.folder} were held out different texts: "
-                         "measure both on one text with minibert evaluate --dataset.")
-    theirs = b.options.objectives.replace(" ", "").split(",")
-    common = [n for n in a.options.objectives.replace(" ", "").split(",") if n in theirs]
-    if not common:
-        raise ValueError(f"{a.folder} learned {a.options.objectives} and {b.folder} "
-                         f"{b.options.objectives}: compare runs that share an objective.")
-    length = min(a.options.length, b.options.length)
-    return ruler(replace(a, options=replace(
-        a.options, length=length, objectives=",".join(common))))
+        raise UserError(f"{a.folder} and {b.folder} were held out different texts: "
+                        "measure both on one text with minibert evaluate --dataset.")
+    return a.task.held_out(a.task.in_common(a.plan, b.plan), a.val, a.tokenizer)
 
 # %% ../../nbs/reference/runs/overview.ipynb #2c914287
 def paired(a: dict, b: dict) -> dict[str, dict]:  # figure -> a, b, difference, interval
@@ -216,7 +169,7 @@ def paired(a: dict, b: dict) -> dict[str, dict]:  # figure -> a, b, difference, 
         if not (isinstance(value, tuple) and name in b): continue
         (ours, rows), (theirs, others) = value, b[name]
         if len(rows) != len(others) or (rows != others).any():
-            raise ValueError(f"The answers behind {name} are to different questions: ask "
+            raise UserError(f"The answers behind {name} are to different questions: ask "
                              "both models with the same examples.")
         apart = theirs.astype(float) - ours.astype(float)
         told[name] = dict(a=float(ours.mean()), b=float(theirs.mean()),
@@ -225,10 +178,10 @@ def paired(a: dict, b: dict) -> dict[str, dict]:  # figure -> a, b, difference, 
     return told
 
 # %% ../../nbs/reference/runs/overview.ipynb #e3f98488
-def verdict(a: Any, b: Any, told: dict[str, dict]) -> str:
+def verdict(a: Any, b: Any, found: dict[str, dict], main: dict) -> str:
     "In a sentence: which run is better at its main figure, if that can be told."
-    name = next((name for name in FIGURES if name in told), next(iter(told)))
-    row = told[name]
+    name = next((name for name in main if name in found), next(iter(found)))
+    row = found[name]
     low, high = row["interval"]
     what = name.replace("_", " ")
     if low <= 0 <= high or abs(row["difference"]) < 0.0005:  # as rounding leaves it
@@ -240,43 +193,16 @@ def verdict(a: Any, b: Any, told: dict[str, dict]) -> str:
             f"({low:+.3f} to {high:+.3f}).")
 
 
-def _read_lines(run: str | Path) -> list[dict]:
-    "The lines of a run's metrics.jsonl; an error with a sentence where there are none."
-    from minibert.train.checkpoints import read_metrics
-    path = Path(run) / "metrics.jsonl"
-    if path.is_file(): check_sum(path)
-    lines = read_metrics(run)
-    way = ("so there is no curve to draw: copy it again, or measure both runs with minibert "
-           "evaluate.")
-    if not path.is_file(): raise FileNotFoundError(f"There is no {path}, {way}")
-    if not lines: raise ValueError(f"{path} has no whole line, {way}")
-    return lines
-
-
-def _label(run: str | Path, nth: str) -> str:
-    "A run's name in a legend; `nth` where the font lacks one of its letters."
-    from matplotlib.font_manager import findfont, get_font
-    name = str(run) if len(str(run)) < 50 else f"...{str(run)[-45:]}"
-    if {*map(ord, name)} - get_font(findfont("DejaVu Sans")).get_charmap().keys(): return f"{nth} run"
-    return f"{'./' * name.startswith('_')}{name}"  # a _ would hide it
-
-
-def draw_both(runs: dict[Any, list[dict]], told: dict[str, dict]):
-    "The training losses of runs, by their lines of metrics, over each other."
-    from minibert.runs.report import OBJECTIVES
+def draw_both(runs: dict[Any, list[dict]], objectives: dict[str, tuple]):
+    "The training losses of two runs, by their lines of metrics, over each other."
     from minibert.show.plots import show_curves
-    losses = [name for name in told if name.endswith("_loss")] or ["loss"]
+    names = {f"{name}_loss": words for name, (words, _) in objectives.items()}
     curves = {}
     for run, lines in runs.items():
-        label = _label(run, "the other" if curves else "one")
-        told = lines[0].keys() & set(losses) or {"loss"}
-        for name in sorted(told):
-            what = OBJECTIVES.get(name.removesuffix("_loss"), name)
+        for name in [name for name in names if lines and name in lines[0]]:
             own = [line for line in lines if name in line]
-            if not own:
-                raise ValueError(f"{run}/metrics.jsonl has no {name}, so it is of another run: "
-                                 "copy the run's own again.")
-            curves[f"{label}: {what}"] = [line["step"] for line in own], [line[name] for line in own]
+            curves[f"./{run}: {names[name]}" if str(run).startswith("_") else f"{run}: {names[name]}"] = (
+                [line["step"] for line in own], [line[name] for line in own])
     ends = [f"{name} from {ys[0]:.2f} to {ys[-1]:.2f}" for name, (_, ys) in curves.items()]
     return show_curves(curves, alt=f"The losses of two runs: {'; '.join(ends)}.")
 
@@ -291,42 +217,27 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     "Two runs on the same held-out questions, and a picture of their curves."
     from minibert.runs.report import warn_repeated
     from minibert.runs.runs import open_run
+    from minibert.train.callbacks import read_metrics
     from minibert.weights import load_pretrained
     one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .
-    home = Path(a).parent if Path(a).name else one.parent
     title = ascii(f"{one} and {other}")  # as a PNG file holds it
-    names = (os.fsencode(run.name)[:80].decode(errors="ignore") for run in (one, other))
-    picture = Path(out or _free_for(home / f"{'-and-'.join(names)}.png", title))
-    check_name(picture)
+    if out is None: picture = _free_for(one.parent / f"{one.name}-and-{other.name}.png", title)
+    else: picture = check_free(out)
     if picture.suffix.lower() != ".png":
-        raise ValueError(f"The picture is to be {picture}, and it is a PNG file: give a "
-                         "name that ends in .png.")
-    if picture.is_dir():
-        raise ValueError(f"{picture} is a folder, and the picture would have that name: give "
-                         "another one with --out.")
-    if not picture.parent.is_dir():
-        raise ValueError(f"There is no folder {picture.parent} for the picture: make it, "
-                         "or give another --out.")
-    if out: check_free(picture, "file")
-    if not os.access(picture.parent, os.W_OK):
-        raise PermissionError(f"{picture} cannot be made: nobody lets us write into "
-                              f"{picture.parent.absolute()}. Give another place with --out.")
+        raise UserError(f"The picture is to be {picture}, and it is a PNG file: give a "
+                        "name that ends in .png.")
     runs = open_run(a), open_run(b)
-    lines = {run: _read_lines(run) for run in (a, b) if (Path(run) / "model.safetensors").is_file()}
     examples = same_questions(*runs)
-    asked = [examples.figures(load_pretrained(run.folder), 50, 32) for run in runs]
-    warn_repeated(asked[0], runs[0].val)
-    try: told = paired(*asked)
-    except ValueError as problem:
-        raise ValueError(f"{a} and {b} cannot be compared on their held-out text: {problem}") from None
-    if not told: raise ValueError(f"{a} and {b} have no figure that could be paired.")
-    data = io.BytesIO()
-    draw_both(lines, told).savefig(data, format="png", metadata=dict(Title=title))
+    answers = [examples.figures(load_pretrained(run.folder), 50, 32) for run in runs]
+    warn_repeated(answers[0], runs[0].val)
+    found, data = paired(*answers), io.BytesIO()
+    drawn = draw_both({run: read_metrics(run) for run in (a, b)}, runs[0].task.objectives)
+    drawn.savefig(data, format="png", metadata=dict(Title=title))
     write_whole(picture, data.getvalue())
-    return dict(a=str(a), b=str(b), figures=told, verdict=verdict(a, b, told),
-                picture=str(picture))
+    return dict(a=str(a), b=str(b), figures=found, picture=os.path.relpath(picture) if out is None else str(picture),
+                verdict=verdict(a, b, found, runs[0].task.main))
 
-
+# %% ../../nbs/reference/runs/overview.ipynb #93430a40
 def comparison_rows(found: dict) -> list[tuple]:  # the first is the header
     "The figures of two runs and their differences as rows of words."
     rows = [("on the same questions", found["a"], found["b"], "difference", "95 % interval")]

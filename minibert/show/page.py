@@ -19,23 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from ..runs.asking import began, learned, warn_unknown
-from ..train.checkpoints import read_metrics
-from ..core.files import check_free, made_whole, write_whole
+from ..train.callbacks import read_metrics
+from ..core.errors import UserError
+from ..core.files import atomic_dir, check_free, write_whole
 from ..data.corpus import Corpus
 from ..hub.families import family_of, resolve
-from ..measure.head_scores import name_heads, score_heads
+from ..measure.heads import name_heads, score_heads
 from ..inside import (
     KINDS, Reading, head_entropy, logit_lens, neighbours, read_text, rollout)
 from ..measure.observer import part_curves, plain_batch
 from ..text.foreign import open_tokenizer
 from ..pairs import PairSampler
 from .plots import show_curves, show_heads, show_matrix, show_sheet
-from ..core.sums import check_sum
-from ..measure.vectors import anisotropy
+from ..measure.heads import anisotropy
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['text_figures', 'for_bertviz', 'Shown', 'readable', 'near', 'show_filled', 'inspect']
+__all__ = ['text_figures', 'for_bertviz', 'Shown', 'check_drawable', 'near', 'show_filled', 'inspect']
 
 # %% ../../nbs/reference/show/page.ipynb #ca1646fd
 def text_figures(reading: Reading) -> Iterator[tuple]:
@@ -74,7 +74,6 @@ def _own_text(model, tokenizer, folder: Path, notes: list[str]) -> list[dict]:
     length = min(64, model.config.max_position_embeddings)
     try:
         for part in found[:1]:
-            check_sum(part / "corpus.json", folder)
             corpus = Corpus.open(part, tokenizer)
             sampler = PairSampler(corpus, tokenizer, length)
             return [plain_batch(sampler, step) for step in range(4)]
@@ -175,11 +174,12 @@ class Shown:
 _MOST = 64  # pieces that a picture can name
 
 
-def readable(reading: Reading) -> Reading:
-    "The same reading; ValueError where it's too long for a picture."
-    if len(reading.tokens) <= _MOST: return reading
-    raise ValueError(f"The text has {len(reading.tokens)} pieces, and a picture names "
-                     f"{_MOST} at most: shorten it, or go sentence by sentence.")
+def check_drawable(model: nn.Module, length: int) -> None:
+    "Refuse a text that is too long for the model or for a picture: UserError."
+    most = min(_MOST, model.config.max_position_embeddings)
+    if length > most:
+        raise UserError(f"The text has {length} pieces, and {most} can be read and drawn: "
+                        "shorten it, or go sentence by sentence.")
 
 
 def near(
@@ -213,7 +213,9 @@ def show_filled(
     notes: list[str],  # what the page says beside; it may grow
 ) -> Shown:
     "Heads, a lens of the MLM head if it's trained, scores on the run's own text, its curves."
-    reading = readable(read_text(model, tokenizer, text, pair))
+    ids = tokenizer.encode(text, pair, truncation=False)["input_ids"]
+    check_drawable(model, len(ids))
+    reading = read_text(model, tokenizer, text, pair)
     return Shown(
         reading.tokens, _filled_figures(model, tokenizer, reading, folder, notes),
         near(model, tokenizer, reading.tokens))
@@ -250,5 +252,5 @@ def inspect(
         warn_unknown("the text", tokenizer, tokenizer.ids(f"{text} {pair or ''}"))
     notes += [str(warning.message) for warning in said]
     shown = show(model, tokenizer, text, pair, Path(run), notes)
-    with made_whole(out) as aside: _write(aside, run, model.config, shown, notes)
+    with atomic_dir(out) as aside: _write(aside, run, model.config, shown, notes)
     return out / "index.html"

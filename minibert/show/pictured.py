@@ -15,14 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..runs.classifiers import check_pair, classify
+from ..core.errors import UserError
 from ..core.precision import check_finite, evaluating
 from ..finetuning import BertClassifier
 from ..data.gaps import read_gaps
 from ..gpt import GPTForCausalLM
 from ..heads import BertForPreTraining
 from ..inside import Reading
-from .page import Shown, near, readable, show_filled, text_figures
-from ..nn.prompts import check_prompt
+from ..model import attentions
+from .page import Shown, check_drawable, near, show_filled, text_figures
+from ..nn.sampling import check_rows
 from .plots import show_matrix
 from ..t5 import T5ForConditionalGeneration, generate_from
 
@@ -37,21 +39,21 @@ def _names(tokenizer: Any, ids: list[int], vocab_size: int) -> list[str]:
 
 
 def _ids_of(model: Any, text: str, pair: str | None, read: Callable) -> Tensor:  # (1, S)
-    "The ids of one text; ValueError with a sentence for what can't be read."
+    "The ids of one text; UserError with a sentence for what can't be read."
     if pair is not None:
-        raise ValueError("This model reads one text, not a pair: leave out --pair.")
-    if not text.strip(): raise ValueError("There is no text to read: give some words.")
-    ids = torch.tensor([read(text)])
-    check_prompt(ids, None, 1, model.config.max_position_embeddings,
-                 model.config.vocab_size)
-    return ids
+        raise UserError("This model reads one text, not a pair: leave out --pair.")
+    if not text.strip(): raise UserError("There is no text to read: give some words.")
+    rows = [read(text)]
+    check_drawable(model, len(rows[0]))
+    check_rows(rows, model.config)
+    return torch.tensor(rows)
 
 
 def _reading(tokenizer, model, ids: Tensor, probs: tuple, states: tuple) -> Reading:
     tokens = _names(tokenizer, ids[0].tolist(), model.config.vocab_size)
     joined = torch.cat(states).float()
     check_finite("What the model computes", joined, *probs)
-    return readable(Reading(tokens, [0] * len(tokens), probs, joined))
+    return Reading(tokens, [0] * len(tokens), probs, joined)
 
 
 def _words(model, tokenizer, tokens: list[str]) -> Iterator[tuple]:
@@ -94,8 +96,9 @@ def show_continued(
     "Heads, and a lens of what comes next."
     ids = _ids_of(model, text, pair, lambda text: [tokenizer.sep_id, *tokenizer.ids(text)])
     with evaluating(model) as device:
-        out = model(ids.to(device), output_hidden_states=True, output_attentions=True)
-    reading = _reading(tokenizer, model, ids, out.attentions, out.hidden_states)
+        batch = dict(input_ids=ids.to(device))
+        states, probs = model(**batch).hidden_states, attentions(model, **batch)
+    reading = _reading(tokenizer, model, ids, probs, states)
     def figures():
         yield from text_figures(reading)
         yield from _next_figures(model, tokenizer, reading, ids)
@@ -105,20 +108,19 @@ def show_continued(
 _TOKENS = 20  # of an answer
 
 
-def _answer(model: T5ForConditionalGeneration, ids: Tensor) -> tuple:  # ids, output
-    "What the model answers, and all that it computes with the answer given."
+def _answer(model: T5ForConditionalGeneration, ids: Tensor) -> tuple:
+    "What the model answers, and with the answer given its output and its probs."
     written = torch.stack([*generate_from(model, ids, _TOKENS, temperature=0)], 1)
     start = torch.full_like(ids[:, :1], model.config.decoder_start_token_id)
     with evaluating(model):
-        return written, model(
-            ids, decoder_input_ids=torch.cat([start, written[:, :-1]], 1),
-            output_hidden_states=True, output_attentions=True)
+        batch = dict(input_ids=ids, decoder_input_ids=torch.cat([start, written[:, :-1]], 1))
+        return written, model(**batch), attentions(model, **batch)
 
 
-def _cross_figures(reading: Reading, answer: list[str], out) -> Iterator[tuple]:
+def _cross_figures(reading: Reading, answer: list[str], across: list) -> Iterator[tuple]:
     "The encoder's maps, and for each token of the answer what was looked at."
     yield from text_figures(reading)
-    for n, probs in enumerate(out.cross_attentions):
+    for n, probs in enumerate(across):
         heading = f"What each token of the answer looked at in layer {n}, mean of its heads"
         yield f"cross-{n}", heading, show_matrix(
             probs[0].float().mean(0).cpu(), answer, reading.tokens,
@@ -132,12 +134,12 @@ def show_answered(
 ) -> Shown:
     "The encoder's heads, an answer, and what it looked at."
     ids = _ids_of(model, text, pair, lambda text: read_gaps(tokenizer, text))
-    written, out = _answer(model, ids.to(model.words.weight.device))
-    reading = _reading(
-        tokenizer, model, ids, out.encoder_attentions, out.encoder_hidden_states)
+    written, out, probs = _answer(model, ids.to(model.words.weight.device))
+    L = model.config.num_layers  # then each layer of the decoder has two
+    reading = _reading(tokenizer, model, ids, probs[:L], out.encoder_hidden_states)
     answer = _names(tokenizer, written[0].tolist(), model.config.vocab_size)
     notes.append(f"Its answer: {' '.join(answer)}")
-    return Shown(reading.tokens, _cross_figures(reading, answer, out),
+    return Shown(reading.tokens, _cross_figures(reading, answer, probs[L + 1::2]),
                  _words(model, tokenizer, reading.tokens))
 
 # %% ../../nbs/reference/show/pictured.ipynb #1c7780a8

@@ -13,30 +13,18 @@ from functools import lru_cache
 from itertools import accumulate, chain
 
 # %% auto #0
-__all__ = ['SPECIALS', 'LONGEST_WORD', 'check_text', 'split_specials', 'Cache', 'Cleaner', 'align', 'close_spaces', 'join_pieces']
+__all__ = ['SPECIALS', 'LONGEST_WORD', 'split_specials', 'Cache', 'Cleaner', 'align', 'close_spaces', 'join_pieces']
 
 # %% ../../nbs/reference/text/cleaning.ipynb #76883d06
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 100  # characters; a longer word is [UNK], as in Hugging Face's BERT
 
 _SPECIAL = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # %% ../../nbs/reference/text/cleaning.ipynb #ca7050c1
-def check_text(text: str) -> str:
-    "Refuse what is not a str, and a str that UTF-8 cannot hold."
-    if not isinstance(text, str):
-        raise TypeError(f"A tokenizer reads str, and was given {type(text).__name__}.")
-    if not text.isascii() and (bad := _SURROGATE.search(text)):
-        raise ValueError(
-            f"The text has an unpaired surrogate, U+{ord(bad[0]):04X}, "
-            "which no UTF-8 file can hold: decode the bytes with errors=\"replace\".")
-    return text
-
-
 def split_specials(text: str) -> list[str]:
-    "The checked text, cut at its special tokens, which get the odd places."
-    return _SPECIAL.split(check_text(text))
+    "The text, cut at its special tokens, which get the odd places."
+    return _SPECIAL.split(text)
 
 # %% ../../nbs/reference/text/cleaning.ipynb #4a8808a8
 def _ranges(text):  # "a-c f" -> (10, 12), (15, 15)

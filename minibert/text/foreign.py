@@ -6,33 +6,30 @@
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from hashlib import sha256
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+from ..core.errors import UserError
+from ..core.files import write_whole
 from ..hub.config_files import config_text
-from ..core.fields import Bounds, check_values
-from ..core.files import read_json, write_whole
-from ..core.sums import check_sum, check_there
-from .cleaning import check_text, close_spaces
+from .cleaning import close_spaces
+from .files import find_tokenizer_files, read_json_file, tokenizer_type
 from ..tokenizer import WordPieceTokenizer
-from .files import check_twice, fetch_files
 
 # %% auto #0
-__all__ = ['FileTokenizer', 'read_spiece', 'find_tokenizer_files', 'tokenizer_type', 'read_other', 'open_tokenizer']
+__all__ = ['FileTokenizer', 'read_other', 'open_tokenizer']
 
 # %% ../../nbs/reference/text/foreign.ipynb #1f97fed6
 def _library() -> Any:
-    "The `tokenizers` library; ImportError with a sentence where it is missing."
+    "The `tokenizers` library; UserError where it is missing."
     try: import tokenizers
     except ImportError:
-        raise ImportError("The tokenizer of this checkpoint is read by the tokenizers "
-                          "library, which is not installed: pip install tokenizers."
-                          ) from None
+        raise UserError("The tokenizer of this checkpoint is read by the library "
+                        "tokenizers, which is not installed: pip install tokenizers."
+                        ) from None
     return tokenizers
 
 # %% ../../nbs/reference/text/foreign.ipynb #b18b8b0d
@@ -54,17 +51,11 @@ class FileTokenizer:
         self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
         self.vocab = inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self.vocab.values()) + 1
-        if self.vocab_size > 2 * len(self.vocab) + (1 << 16):  # a table of gaps
-            raise ValueError(f"The tokenizer has {len(self.vocab):,} pieces, and one with the id "
-                             f"{self.vocab_size - 1:,}: copy or download its files again.")
         self.pieces = [inner.id_to_token(k) or "" for k in range(self.vocab_size)]
-        for name in filter(None, (end, pad)):
-            if name not in self.vocab:
-                raise ValueError(f"The tokenizer has no piece {name!r}, which its files "
-                                 "name: copy or download them again.")
         self.sep_id, self.pad_id = self.vocab[end], self.vocab[pad or end]
+        added = inner.get_added_tokens_decoder().items()
         self.special_ids = sorted({self.sep_id, self.pad_id} | {
-            k for k, token in inner.get_added_tokens_decoder().items() if token.special})
+            k for k, token in added if token.special})
         self.has_spaces = self.tokenize(" a") != self.tokenize("a")
         names = takewhile(self.vocab.__contains__, (f"<extra_id_{n}>" for n in count()))
         self.sentinels = [self.vocab[name] for name in names]  # T5's names for gaps
@@ -72,23 +63,24 @@ class FileTokenizer:
     @classmethod
     def from_pretrained(cls, name_or_folder: str | Path, **hub) -> FileTokenizer:
         "Read a folder, or from the hub: revision, cache_dir, local_files_only."
-        return read_other(name_or_folder, find_tokenizer_files(name_or_folder, hub))
+        return read_other(name_or_folder, find_tokenizer_files(name_or_folder, **hub))
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, longest: int | None = None, **_) -> None:
         "Write `tokenizer.json` and `tokenizer_config.json` into `folder`."
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         named = dict(eos_token=self.pieces[self.sep_id])
         if self.pad_id != self.sep_id: named |= dict(pad_token=self.pieces[self.pad_id])
+        if longest is not None: named["model_max_length"] = longest
         write_whole(folder / "tokenizer.json", self.inner.to_str(pretty=True) + "\n")
         write_whole(folder / "tokenizer_config.json", config_text(self.config | named))
 
     @property
     def fingerprint(self) -> str:
         "A hash of all that decides about ids: equal ones read every text alike."
-        def rounded(score): return f"{float(score):.6f}"  # a file changes the 16th digit
-        said = json.loads(self.inner.to_str(), parse_float=rounded)
-        return sha256(json.dumps(said).encode()).hexdigest()
+        def rounded(score): return f"{float(score):.6f}"  # files change the 16th digit
+        content = json.loads(self.inner.to_str(), parse_float=rounded)
+        return sha256(json.dumps(content).encode()).hexdigest()
 
     def sentences(self, document: list[str]) -> list[str]:
         "A document's sentences as they stand in a text, with the space before each."
@@ -97,7 +89,7 @@ class FileTokenizer:
 
     def ids(self, text: str) -> list[int]:
         "The ids of `text` alone: no token is added in front of it or behind it."
-        return self.inner.encode(check_text(text), add_special_tokens=False).ids
+        return self.inner.encode(text, add_special_tokens=False).ids
 
     def tokenize(self, text: str) -> list[str]:
         "The pieces of `text`."
@@ -108,173 +100,93 @@ class FileTokenizer:
         text = self.inner.decode([int(k) for k in ids], skip_special_tokens)
         return close_spaces(text) if self.clean_up_tokenization_spaces else text
 
-# %% ../../nbs/reference/text/foreign.ipynb #0b6cd80c
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    "A whole number in groups of seven bits, and where it ends."
-    value, shift = 0, 0
-    while True:
-        if shift > 63: raise ValueError("no number has more than ten groups")
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 128: return value, at
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    "Number and value of each field of a protocol buffer: whole numbers, or bytes."
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        if key & 7 == 0: value, at = _varint(data, at)
-        else:
-            size, at = _varint(data, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
-            value, at = data[at:at + size], at + size
-        if at > len(data): raise IndexError("cut short")
-        yield key >> 3, value
-
 # %% ../../nbs/reference/text/foreign.ipynb #47562ac0
-_UNIGRAM, _UNKNOWN, _CONTROL = 1, 2, 3  # as the format numbers them
-
-
-def read_spiece(path: Path) -> dict:  # pieces, special, unknown, charsmap
-    "What a SentencePiece file says; ValueError where it is damaged or no unigram."
-    try:
-        fields = list(_fields(path.read_bytes()))
-        rows = [dict(_fields(value)) for number, value in fields if number == 1]
-        training, rules = (dict(f for n, value in fields if n == k for f in _fields(value))
-                           for k in (2, 3))
-        pieces = [(row[1].decode(), *struct.unpack("<f", row.get(2, bytes(4))))
-                  for row in rows]
-        if not pieces: raise ValueError("no piece")
-    except (IndexError, KeyError, ValueError, TypeError, struct.error, AttributeError):
-        raise ValueError(f"{path} is damaged or no SentencePiece file: copy or download "
-                         "it again.") from None
-    if training.get(3, _UNIGRAM) != _UNIGRAM:
-        raise ValueError(f"{path} is no unigram model, which alone can be read from this "
-                         "format: give a tokenizer.json.")
-    special = [row[1].decode() for row in rows if row.get(3, 1) in (_UNKNOWN, _CONTROL)]
-    return dict(pieces=pieces, special=special, unknown=training.get(40, 0),
-                charsmap=rules.get(2, b""))
-
-# %% ../../nbs/reference/text/foreign.ipynb #df473d51
 def _from_spiece(path: Path, config: dict) -> Any:  # a tokenizers.Tokenizer
     "T5's tokenizer: the file's pieces, and behind them the sentinels in reverse."
-    tk, said = _library(), read_spiece(path)
+    try: from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except ImportError:
+        raise UserError(f"{path} is read by the libraries sentencepiece and protobuf, "
+                        "and one isn't installed: pip install sentencepiece protobuf."
+                        ) from None
+    tk, content = _library(), ModelProto.FromString(path.read_bytes())
+    assert content.trainer_spec.model_type == 1, "it is no unigram model"
     names = range(config.get("extra_ids") or 0 if "extra_ids" in config else 100)
     sentinels = [f"<extra_id_{n}>" for n in reversed(names)]
-    pieces = said["pieces"] + [(name, 0.0) for name in sentinels]
-    inner = tk.Tokenizer(tk.models.Unigram(pieces, unk_id=said["unknown"]))
-    if said["charsmap"]: inner.normalizer = tk.normalizers.Precompiled(said["charsmap"])
+    pieces = [(piece.piece, piece.score) for piece in content.pieces]
+    pieces += [(name, 0.0) for name in sentinels]
+    inner = tk.Tokenizer(tk.models.Unigram(pieces, unk_id=content.trainer_spec.unk_id))
+    charsmap = content.normalizer_spec.precompiled_charsmap
+    if charsmap: inner.normalizer = tk.normalizers.Precompiled(charsmap)
     inner.pre_tokenizer = tk.pre_tokenizers.Sequence(
         [tk.pre_tokenizers.WhitespaceSplit(), tk.pre_tokenizers.Metaspace()])
     inner.decoder = tk.decoders.Metaspace()
-    inner.add_special_tokens(said["special"] + sentinels)
+    special = [piece.piece for piece in content.pieces if piece.type in (2, 3)]
+    inner.add_special_tokens(special + sentinels)  # 2: unknown, 3: control
     return inner
 
-
+# %% ../../nbs/reference/text/foreign.ipynb #df473d51
 def _from_merges(files: dict[str, Path], config: dict) -> Any:  # a tokenizers.Tokenizer
     "GPT-2's tokenizer: its pieces, its merges, and tokens that were added later."
     tk = _library()
+    if lost := {"vocab.json", "merges.txt"} - files.keys():
+        raise UserError(f"GPT-2's tokenizer has vocab.json and merges.txt, and {min(lost)}"
+                        " is missing: copy or download it again.")
     paths = [str(files[name]) for name in ("vocab.json", "merges.txt")]
     inner = tk.Tokenizer(tk.models.BPE(*tk.models.BPE.read_file(*paths)))
     inner.pre_tokenizer = tk.pre_tokenizers.ByteLevel(
         add_prefix_space=config.get("add_prefix_space", False))
     inner.decoder = tk.decoders.ByteLevel()
-    added = {}
-    if "added_tokens.json" in files:
-        added = read_json(files["added_tokens.json"])
-        check_values(added, dict.fromkeys(added, int), f"In {files['added_tokens.json']}, ")
+    more = files.get("added_tokens.json")
+    added = read_json_file(more) if more else {}
     known = [name for name in _ENDS if name in inner.get_vocab()]
     inner.add_special_tokens(known + sorted(added, key=added.get))
     return inner
 
 # %% ../../nbs/reference/text/foreign.ipynb #d5f8cb97
 _ENDS = "<|endoftext|>", "</s>"  # where no file names the token that ends a text
-_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "spiece.model", "vocab.txt",
-          "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-
-
-def find_tokenizer_files(name_or_folder: str | Path, hub: dict) -> dict[str, Path]:
-    "Those of a tokenizer's files that a folder has, or a name on the hub."
-    if not Path(name_or_folder).is_dir():
-        return fetch_files(str(name_or_folder), hub, _FILES)
-    paths = {name: Path(name_or_folder) / name for name in _FILES}
-    if odd := next((path for path in paths.values() if path.is_dir()), None):
-        raise IsADirectoryError(f"{odd} is a folder, and a file of a tokenizer is expected "
-                                "there: copy or download it again.")
-    return {name: path for name, path in paths.items() if path.is_file()}
-
-
-def tokenizer_type(files: dict[str, Path]) -> str:  # "WordPiece", "BPE", "Unigram", ...
-    "The kind of tokenizer that files hold; FileNotFoundError where one is missing."
-    if "tokenizer.json" in files:
-        model = read_json(files["tokenizer.json"], dict(model=dict | None)).get("model") or {}
-        guess = "BPE" if "merges" in model else "WordPiece"  # old files name no type
-        return model.get("type") or ("Unigram" if "unk_id" in model else guess)
-    pair = files.keys() & {"vocab.json", "merges.txt"}
-    if len(pair) == 1:
-        lost, = {"vocab.json", "merges.txt"} - pair
-        raise FileNotFoundError(f"{files[pair.pop()]} needs {lost} beside it, which is "
-                                "missing: copy or download the tokenizer again.")
-    return "BPE" if pair else "Unigram" if "spiece.model" in files else "WordPiece"
 
 
 def _named(content: dict, which: str) -> str | None:
-    "A token that a file names, as a text or as an object; ValueError for anything else."
-    said = content.get(which)
-    said = said.get("content") if isinstance(said, dict) else said
-    if not isinstance(said, str | None):
-        raise ValueError(f"The tokenizer's {which} is {said!r}, which is no text: copy or "
-                         "download its files again.")
-    return said
+    "A token that a file names, as a text or as an object."
+    token = content.get(which)
+    return token.get("content") if isinstance(token, dict) else token
 
 
-_GAPS = Annotated[int, Bounds(0, 1 << 16, words="a whole number from 0 to 65,536")]
-_TOLD = {"extra_ids": _GAPS | None, "add_prefix_space": bool | None,
-         "clean_up_tokenization_spaces": bool | None}  # what a config may say
-
-
-@contextmanager
-def _readable(name: str | Path) -> Iterator[None]:
-    "While it lasts, what the library raises becomes a sentence; its panics are no Exception."
-    try: yield
-    except (ValueError, OSError, KeyboardInterrupt, ImportError): raise
-    except BaseException as problem:
-        raise ValueError(f"The tokenizer of {name} could not be read ({problem}): copy or "
-                         "download it again.") from None
+def _read_library(files, kind, config):
+    "What the library makes of a tokenizer's files."
+    if "tokenizer.json" in files:
+        return _library().Tokenizer.from_file(str(files["tokenizer.json"]))
+    if kind == "BPE": return _from_merges(files, config)
+    return _from_spiece(files["spiece.model"], config)
 
 # %% ../../nbs/reference/text/foreign.ipynb #6be8844b
 def read_other(
     name_or_folder: str | Path,  # for what is said of it
     files: dict[str, Path],  # as `find_tokenizer_files` found them
 ) -> FileTokenizer:
-    "A tokenizer out of its files; ValueError where they are of a kind that we don't read."
-    kind, tk = tokenizer_type(files), _library()
-    check_there(name_or_folder, _FILES)
-    for path in files.values(): check_sum(path)
-    config, others = (read_json(files[name], _TOLD) if name in files else {}
-                      for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    "A tokenizer out of its files; UserError where they are of a kind we don't read."
+    kind = tokenizer_type(files)
     if kind not in ("BPE", "Unigram"):
-        raise ValueError(f"{name_or_folder} has a tokenizer of type {kind}: only "
-                         "WordPiece, BPE and Unigram can be read.")
-    with _readable(name_or_folder):
-        if "tokenizer.json" in files:
-            inner = tk.Tokenizer.from_file(str(files["tokenizer.json"]))
-        elif kind == "BPE": inner = _from_merges(files, config)
-        else: inner = _from_spiece(files["spiece.model"], config)
+        raise UserError(f"{name_or_folder} has a tokenizer of type {kind}: only "
+                        "WordPiece, BPE and Unigram can be read.")
+    config, others = (read_json_file(files[name]) if name in files else {}
+                      for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    try: inner = _read_library(files, kind, config)
+    except UserError: raise
+    except Exception as problem:  # the libraries raise all sorts
+        raise UserError(f"The tokenizer of {name_or_folder} can't be read ({problem}): "
+                        "copy or download it again.") from problem
     vocab = inner.get_vocab()
-    check_twice(files, vocab)
     end, pad = (_named(config, which) or _named(others, which)
                 for which in ("eos_token", "pad_token"))
     end = end or next((name for name in _ENDS if name in vocab), None)
-    if end is None:
-        raise ValueError(f"The tokenizer of {name_or_folder} names no token that ends a "
-                         "text: write eos_token into its tokenizer_config.json.")
+    pad = pad or ("<pad>" if "<pad>" in vocab else None)
+    if lost := [name for name in (end, pad or end) if name not in vocab]:
+        raise UserError(f"The tokenizer of {name_or_folder} has no piece {lost[0]!r}: "
+                        "write eos_token and pad_token into its tokenizer_config.json.")
     most = config.get("model_max_length")
-    if not isinstance(most, int | float | None) or most is not None and most < 1:
-        raise ValueError(f"In {files['tokenizer_config.json']}, model_max_length is {most!r}: "
-                         "give a number of 1 or more.")
-    with _readable(name_or_folder): return FileTokenizer(
-        inner, end, pad or ("<pad>" if "<pad>" in vocab else None), config=config,
+    return FileTokenizer(
+        inner, end, pad, config=config,
         clean_up_tokenization_spaces=bool(  # a BPE's spaces are its own
             kind == "Unigram" and config.get("clean_up_tokenization_spaces")),
         max_length=most if most and most <= 1 << 20 else None)  # theirs: "no limit"
@@ -285,7 +197,7 @@ def open_tokenizer(
     **hub,  # revision, cache_dir, local_files_only
 ) -> WordPieceTokenizer | FileTokenizer:
     "The tokenizer of a folder or of a name on the hub, by what lies there."
-    files = find_tokenizer_files(name_or_folder, hub)
+    files = find_tokenizer_files(name_or_folder, **hub)
     if tokenizer_type(files) == "WordPiece":
         return WordPieceTokenizer.from_pretrained(name_or_folder, **hub)
     return read_other(name_or_folder, files)

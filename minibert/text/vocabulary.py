@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain
 
-from .cleaning import LONGEST_WORD, SPECIALS, Cleaner, check_text
+from ..core.errors import UserError
+from .cleaning import LONGEST_WORD, SPECIALS, Cleaner
 
 # %% auto #0
 __all__ = ['count_words', 'first_pieces', 'learn_pieces', 'number_pieces']
@@ -20,18 +21,16 @@ def count_words(
     texts: Iterable[str],
     clean: Cleaner,
 ) -> dict[str, int]:  # word -> how often
-    "Count the words of all texts, but for those too long to be cut; each chunk is cleaned once."
-    if isinstance(texts, str):
-        raise TypeError("texts is one str: give a list of texts, or an iterable.")
+    "Count the words of all texts, but for those too long to be cut."
+    assert not isinstance(texts, str), "texts is one str: give a list of texts."
     chunks, words = Counter(), Counter()
     for text in texts:
-        chunks.update(check_text(text).replace("\n", " ").split(" "))
+        chunks.update(text.replace("\n", " ").split(" "))
     for chunk, count in chunks.items():
         for word in clean(chunk).split():
             if len(word) <= LONGEST_WORD: words[word] += count
     if not words:
-        raise ValueError(f"The texts hold no word of {LONGEST_WORD} characters or less: give some "
-                         "text to count.")
+        raise UserError("There is no word in these texts: give more to learn from.")
     return words
 
 # %% ../../nbs/reference/text/vocabulary.ipynb #beeb7cee
@@ -95,9 +94,8 @@ def learn_pieces(
     "Learn a vocabulary: join the most frequent neighbours, count again, repeat."
     pieces = [*SPECIALS, *(first_pieces(words) if alphabet is None else alphabet)]
     if vocab_size < len(pieces):
-        raise ValueError(
-            f"A vocabulary of {vocab_size} has no room for {len(pieces)} specials and "
-            "characters of these texts: allow more; in Python, a lower limit_alphabet helps, too.")
+        raise UserError(f"A vocabulary of {vocab_size} has no room for {len(pieces)} "
+                        "specials and characters of these texts: allow more.")
     ids, pairs = {piece: k for k, piece in enumerate(pieces)}, _Pairs(words, pieces)
     while len(ids) < vocab_size and (best := pairs.pop(min_frequency)):
         (left, right), changes = best[0], []
@@ -114,18 +112,13 @@ def learn_pieces(
 def number_pieces(
     vocab: dict[str, int] | list[str],  # {piece: id}, or the pieces in order
 ) -> dict[str, int]:  # in the order of the ids
-    "Pieces and their ids, the five specials among them; ValueError if they are not."
+    "Pieces and their ids, the five specials among them; UserError if they are not."
     named = vocab if isinstance(vocab, dict) else {p: k for k, p in enumerate(vocab)}
     named = dict(sorted(named.items(), key=lambda pair: pair[1]))
-    n = len(vocab)
-    if len(named) < n:
-        twice = next(piece for piece in vocab if vocab.count(piece) > 1)
-        raise ValueError(f"The piece {twice!r} stands twice among the {n} pieces: give each once, in "
-                         "the order of its id.")
     if missing := [name for name in SPECIALS if name not in named]:
-        raise ValueError(f"The vocabulary of {n} pieces lacks {', '.join(missing)}: "
-                         "BERT needs all five specials.")
-    if list(named.values()) != list(range(n)):
-        raise ValueError(f"The ids of {n} pieces must be 0 to {n - 1}, each once: "
-                         "number the pieces anew.")
+        raise UserError(f"The vocabulary of {len(named)} pieces lacks "
+                        f"{', '.join(missing)}: BERT needs all five specials.")
+    if list(named.values()) != list(range(len(vocab))):
+        raise UserError(f"A vocabulary of {len(vocab)} pieces needs the ids 0 to "
+                        f"{len(vocab) - 1}, each once, and each piece once.")
     return named

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 
@@ -19,11 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..core.errors import stop_signals
-
 # %% auto #0
-__all__ = ['join_processes', 'own_device', 'add_up_', 'any_process', 'share_weights_', 'first_alone', 'check_cut', 'split_batch',
-           'asked_to_stop']
+__all__ = ['join_processes', 'own_device', 'add_up_', 'any_process', 'share_weights_', 'first_alone', 'split_batch']
 
 # %% ../../nbs/reference/train/processes.ipynb #7acab7de
 def join_processes() -> tuple[int, int]:  # this one's rank, and how many there are
@@ -74,7 +68,7 @@ def share_weights_(model: nn.Module) -> None:
 def first_alone(work: Callable[[], int | None]) -> int:  # what the work gave, or 0
     "Let the first process do the work while the others wait for its number."
     first = join_processes()[0] == 0
-    told = torch.tensor([0.0, first], dtype=torch.float64)  # the number; 1 until all is well
+    told = torch.tensor([0.0, first], dtype=torch.float64)  # a number; 1 until all is well
     try:
         if first: told = torch.tensor([work() or 0, 0], dtype=torch.float64)
     finally: add_up_([told])
@@ -82,39 +76,11 @@ def first_alone(work: Callable[[], int | None]) -> int:  # what the work gave, o
     return int(told[0])
 
 # %% ../../nbs/reference/train/processes.ipynb #e1c3c561
-def check_cut(
-    rows: int,  # of a batch
-    parts: int,  # processes times gradient_accumulation_steps
-) -> None:
-    "Refuse to cut a batch into more parts than it has rows: ValueError."
-    if parts > rows:
-        raise ValueError(f"A batch of {rows} rows cannot be cut into {parts} parts "
-                         "(processes times gradient_accumulation_steps): give larger "
-                         "batches.")
-
-
 def split_batch(
     batch: dict[str, Tensor],
-    parts: int,
+    parts: int,  # no more than there are rows
 ) -> Iterator[dict[str, Tensor]]:
-    "Cut a batch along its rows into `parts` smaller ones; ValueError if it has fewer."
-    check_cut(len(next(iter(batch.values()))), parts)
+    "Cut a batch along its rows into `parts` smaller ones."
+    assert parts <= len(next(iter(batch.values()))), f"{parts} parts, and fewer rows"
     columns = [values.tensor_split(parts) for values in batch.values()]
     return (dict(zip(batch, part)) for part in zip(*columns))
-
-# %% ../../nbs/reference/train/processes.ipynb #a5fd96a7
-@contextmanager
-def asked_to_stop() -> Iterator[threading.Event]:
-    "While it lasts, Ctrl-C, SIGTERM or a closed terminal sets the event; a second breaks off."
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    def note(number, frame):
-        if event.is_set(): raise KeyboardInterrupt
-        event.set()
-    before = {number: signal.signal(number, note) for number in stop_signals()}
-    try: yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import copy_checkout
-from minibert.train.checkpoints import read_metrics
+from minibert.train.callbacks import read_metrics
 from minibert.core.course import (
     COURSE, course_run, course_sampler, open_course, read_course)
 from minibert.evaluation import evaluate
@@ -39,15 +39,6 @@ def test_held_out_questions_need_no_training_text(course):
     figures = evaluate(course[0], course_sampler(run))
     assert run.train is None and "unigram_loss" not in figures
     assert figures["mlm_loss"] == pytest.approx(SUMMARY["mlm_loss"], abs=1e-4)
-
-
-def test_changed_weights_are_refused(tmp_path):
-    for file in COURSE.iterdir(): (tmp_path / file.name).write_bytes(file.read_bytes())
-    open_course(tmp_path)
-    weights = bytearray((tmp_path / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (tmp_path / "model.safetensors").write_bytes(weights)
-    with pytest.raises(ValueError, match="not those that were measured"): open_course(tmp_path)
 
 
 def test_transformers_opens_it_and_computes_the_same(course):

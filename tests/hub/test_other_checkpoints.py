@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from command import call, refused
-from minibert.cli.main import plain
+from minibert.core.errors import UserError
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
 from minibert.gpt import generate
-from minibert.runs.tasks import KINDS
 from minibert.text.foreign import FileTokenizer, open_tokenizer
 from minibert.parity import assert_same, randomise_
-from minibert.nn.prompts import encode_prompts
+from minibert.nn.sampling import encode_prompts
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.weights import load_pretrained
 from minibert.data.windows import count_bytes
@@ -196,10 +195,11 @@ def test_our_own_folders_keep_their_tokenizer(tmp_path):
 
 def test_start_end_and_sentinels(hub):
     gpt, t5 = (open_tokenizer(hub[0] / kind) for kind in ("gpt2", "t5-small"))
-    ids, real = encode_prompts(gpt, ["", "anna lost"], start=gpt.sep_id)
+    sizes = load_pretrained(hub[0] / "gpt2").config
+    ids, real = encode_prompts(gpt, ["", "anna lost"], sizes, start=gpt.sep_id)
     assert ids[0, -1] == gpt.vocab["<|endoftext|>"] and real[0].sum() == 1 and ids.shape == real.shape
     assert ids[1].tolist() == [gpt.sep_id, *gpt.ids("anna lost")]
-    with pytest.raises(ValueError, match="no token"): encode_prompts(gpt, [""])
+    with pytest.raises(UserError, match="no token"): encode_prompts(gpt, [""], sizes)
     wanted = hf.AutoTokenizer.from_pretrained(hub[0] / "t5-small")("anna <extra_id_0> ball <extra_id_1>.")["input_ids"]
     assert [*t5.ids("anna <extra_id_0> ball <extra_id_1>."), t5.sep_id] == wanted
     assert {t5.vocab["<extra_id_0>"], t5.vocab["<extra_id_1>"]} <= set(wanted)
@@ -224,27 +224,32 @@ def test_tokens_that_were_added_later(tmp_path):
     assert ours.vocab_size == 402 and ours.ids("a<user>")[-1] == 401 and ours.pad_id == 400
 
 
-@pytest.mark.parametrize("change, error, said", [
-    (lambda f: (f / "merges.txt").unlink(), FileNotFoundError, "needs merges.txt beside it"),
-    (lambda f: (f / "vocab.json").unlink(), FileNotFoundError, "needs vocab.json beside it"),
-    (lambda f: (f / "vocab.json").write_text("{"), ValueError, "could not be read"),
-    (lambda f: (f / "tokenizer_config.json").write_text('{"eos_token": "<end>"}'), ValueError, "no piece '<end>'"),
-    (lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "WordLevel"}}'), ValueError, "type WordLevel"),
-    (lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "BPE"}}'), ValueError, "could not be read"),
-    (lambda f: [file.unlink() for file in f.iterdir()], FileNotFoundError, "neither vocab.txt nor tokenizer.json")])
-def test_a_tokenizer_that_cannot_be_read_gets_a_sentence(tmp_path, change, error, said):
+@pytest.mark.parametrize("change, place", [
+    (lambda f: (f / "merges.txt").unlink(), "merges.txt"),
+    (lambda f: (f / "vocab.json").unlink(), "vocab.json"),
+    (lambda f: (f / "vocab.json").write_text("{"), "copy or download"),
+    (lambda f: (f / "tokenizer_config.json").write_text('{"eos_token": "<end>"}'), "'<end>'"),
+    (lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "WordLevel"}}'), "WordLevel"),
+    (lambda f: (f / "tokenizer.json").write_text('{"model": {"type": "BPE"}}'), "copy or download"),
+    (lambda f: [file.unlink() for file in f.iterdir()], "vocab.txt")])
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, change, place):
     bpe().model.save(str(tmp_path))
     change(tmp_path)
-    with pytest.raises(error, match=said): open_tokenizer(tmp_path)
+    with pytest.raises(UserError, match=place): open_tokenizer(tmp_path)
 
 
-def test_a_damaged_spiece_model_gets_a_sentence(tmp_path):
+def test_a_damaged_spiece_model_is_named(tmp_path):
     whole = spiece(unigram()[1][:-100])
-    for content in b"", whole[:-2], whole[1:], b"version https://git-lfs", b"\xff" * 40:
+    for content in whole[:-2], b"version https://git-lfs", b"\xff" * 40, whole[:-7] + bytes([2 << 3 | 2, 2, 3 << 3, 2]):
         (tmp_path / "spiece.model").write_bytes(content)
-        with pytest.raises(ValueError, match="no SentencePiece file"): open_tokenizer(tmp_path)
-    (tmp_path / "spiece.model").write_bytes(whole[:-7] + bytes([2 << 3 | 2, 2, 3 << 3, 2]))
-    with pytest.raises(ValueError, match="no unigram"): open_tokenizer(tmp_path)
+        with pytest.raises(UserError, match=str(tmp_path)): open_tokenizer(tmp_path)
+
+
+def test_without_the_library_of_that_format_it_is_named(tmp_path, monkeypatch):
+    (tmp_path / "spiece.model").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
+    with pytest.raises(UserError, match="pip install sentencepiece"): open_tokenizer(tmp_path)
 
 
 @pytest.mark.slow
@@ -263,7 +268,7 @@ def test_generate_continues_a_text(hub):
     home, models = hub
     said, _ = call("generate", home / "gpt2", "anna lost é 🎈", "--tokens", 12, "--temperature", 0)
     tokenizer = open_tokenizer(home / "gpt2")
-    ids, _ = encode_prompts(tokenizer, ["anna lost é 🎈"], start=tokenizer.sep_id)
+    ids, _ = encode_prompts(tokenizer, ["anna lost é 🎈"], load_pretrained(home / "gpt2").config, start=tokenizer.sep_id)
     theirs = models["gpt2"].generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=0)
     assert said == tokenizer.decode(theirs[0].tolist()) + "\n" and said.startswith("anna lost é 🎈")
     steps = torch.stack([*generate(load_pretrained(home / "gpt2"), ids, 12, temperature=0, stop=0)], 1)
@@ -272,7 +277,7 @@ def test_generate_continues_a_text(hub):
         said, _ = call("generate", home / "distilgpt2", "", "--tokens", 30, "--seed", seed)
         model, start = load_pretrained(home / "distilgpt2"), torch.tensor([[0]])
         row = torch.stack([*generate(model, start, 30, temperature=0.8, seed=seed, stop=0)], 1)[0].tolist()
-        assert said == plain(tokenizer.decode(row)) + "\n"
+        assert said == tokenizer.decode(row) + "\n"
 
 
 @pytest.mark.parametrize("kind", ["t5-small", "t5-v1_1-small"])
@@ -293,7 +298,7 @@ def test_a_t5_answers_and_fills_gaps(hub, kind):
 def test_evaluate_measures_bits_of_the_text_itself(hub, tmp_path):
     folder, tokenizer = hub[0] / "gpt2", open_tokenizer(hub[0] / "gpt2")
     (tmp_path / "text.txt").write_text("\n\n".join(TEXTS[:40]))
-    figures = json.loads(call("evaluate", folder, "--dataset", tmp_path / "text.txt")[0])
+    figures = json.loads(call("evaluate", folder, "--dataset", tmp_path / "text.txt", "--json")[0])
     documents = list(load_documents(str(tmp_path / "text.txt"), None, "validation"))
     corpus = Corpus.build(documents, tokenizer)
     assert any(len(document) > 1 for document in documents)
@@ -385,7 +390,7 @@ def test_tinystories_stream_as_the_hub_keeps_them(shared_data, tmp_path):
     call("pretrain", "--model", "gpt", "--dataset", folder, "--streaming", "--steps", 2, "--batch-size", 2, "--length", 32,
          "--vocab-size", 300, "--out", tmp_path / "run")
     assert json.loads((tmp_path / "run/summary.json").read_text())["bits_per_byte"] > 1
-    assert KINDS["gpt"].unit in (tmp_path / "run/run.yaml").read_text() or (tmp_path / "run/val/corpus.json").exists()
+    assert (tmp_path / "run/val/corpus.json").exists()
 
 
 # --- the real ones ---

@@ -16,7 +16,7 @@ from mutants.runner import TESTS, cells
 
 BANK = read_bank()
 LEARNERS = {  # what learners get wrong, as people report it: how it is called in the bank
-    "ignore_index=0 shared by both heads": "nn.losses: ignore_index=0 for both heads",
+    "ignore_index=0 shared by both heads": "heads: ignore_index=0 for both heads",
     "loss over all positions": "heads: loss over all positions",
     "a scalar loss times the mask": "heads: a scalar loss times the mask",
     "80/10/10 of all tokens": "masking: 80/10/10 of all tokens",
@@ -24,8 +24,8 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "NSP labels flipped": "pairs: NSP labels flipped",
     "negatives that are positives": "data.pairs: negatives that are positives",
     "a blank line after each sentence": "data.documents: a document for each line",
-    "eps 1e-5": "nn.parts: eps 1e-5",
-    "tanh GELU": "nn.parts: tanh GELU for the exact one",
+    "eps 1e-5": "encoder: eps 1e-5",
+    "tanh GELU": "encoder: tanh GELU for the exact one",
     "unbiased variance": "embeddings: unbiased variance",
     "padded queries masked with -inf": "model: padded queries masked with -inf",
     "Q and K swapped": "attention: Q and K swapped",
@@ -35,17 +35,17 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "mask after the softmax": "attention: mask after the softmax",
     "heads merged without the transpose": "attention: heads merged without the transpose",
     "pre-norm for post-norm": "encoder: pre-norm",
-    "an unknown piece instead of an unknown word": "tokenizer: an unknown piece instead of an unknown word",
+    "an unknown piece instead of an unknown word": "text.wordpiece: an unknown piece instead of an unknown word",
     "the padding row lost by initialisation": "model: padding row lost by initialisation",
     "eval() forgotten": "weights: eval() forgotten",
     "decay on LayerNorm and biases": "train.optimizers: decay on LayerNorms and biases",
     "L2 instead of decoupled decay": "train.optimizers: L2 instead of decoupled decay",
-    "the concatenation truncated": "tokenizer: the last [SEP] cut off",
-    "token type 1 on the first [SEP]": "tokenizer: token type 1 on the first [SEP]",
+    "the concatenation truncated": "text.wordpiece: the last [SEP] cut off",
+    "token type 1 on the first [SEP]": "text.wordpiece: token type 1 on the first [SEP]",
     "every piece labelled in a tagging task": "evaluation: every piece labelled",
     "probs drawn after dropout": "attention: probs drawn after dropout",
 }
-FEW = ["attention: mask after the softmax", "nn.losses: ignore_index=0", "parity: NaN passes"]
+FEW = ["attention: mask after the softmax", "heads: ignore_index=0", "parity: NaN passes"]
 SLIPS = {"SyntaxError", "IndentationError", "NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError"}
 
 

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 
 from minibert.config import BertConfig
 from minibert.heads import BertForPreTraining
+from minibert.model import attentions
+from minibert.nn.block import BlockConfig
+from minibert.speed import FastBertForPreTraining, FastBlockForPreTraining
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.weights import from_hf, name_table, to_hf
 
 TOL = 1e-9
 SIZES = dict(vocab_size=101, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37, max_position_embeddings=20)
 SMALL = BertConfig(**SIZES)
-ROTARY = BertConfig(**SIZES, model_type="roformer")
+ROTARY = BlockConfig(**SIZES)
 seen = {}  # what was compared: the largest difference so far
 
 
@@ -40,7 +43,7 @@ def cases(draw, kind="bert"):
     heads = draw(st.integers(1, 4))
     head_size = draw(st.sampled_from([4, 6, 8, 10] if kind == "roformer" else [3, 4, 5, 8, 11]))
     length, vocabulary = draw(st.integers(3, 17)), draw(st.integers(12, 130))
-    config = BertConfig(
+    config = (BlockConfig if kind == "roformer" else BertConfig)(
         vocab_size=vocabulary,
         hidden_size=max(heads * head_size, 4),
         num_hidden_layers=draw(st.integers(1, 4)),
@@ -51,7 +54,6 @@ def cases(draw, kind="bert"):
         type_vocab_size=draw(st.integers(2, 3)),
         layer_norm_eps=draw(st.sampled_from([1e-12, 1e-7, 1e-5, 1e-3])),
         pad_token_id=draw(st.sampled_from([0, 0, 1, 7])),
-        model_type=kind,
     )
     seed = draw(st.integers(0, 10_000))
     return config, reference_batch(config, draw(st.integers(1, 5)), length, seed), seed
@@ -81,13 +83,13 @@ def check_bert(case):
     ours, theirs = pair(config, seed)
     inputs, real = masked(batch), batch["attention_mask"]
     with torch.no_grad():
-        a = ours(**inputs, output_hidden_states=True, output_attentions=True)
+        a, states, probs = ours(**inputs), ours.bert(**inputs).hidden_states, attentions(ours.bert, **inputs)
         b = theirs(**inputs, output_hidden_states=True, output_attentions=True)
-    same("hidden states", a.hidden_states, b.hidden_states, mask=real)
-    assert len(a.attentions) == len(b.attentions) == config.num_hidden_layers
-    for p, q in zip(a.attentions, b.attentions):
+    same("hidden states", states, list(b.hidden_states), mask=real)
+    assert len(probs) == len(b.attentions) == config.num_hidden_layers
+    for p, q in zip(probs, b.attentions):
         same("attention probs", p.transpose(1, 2), q.transpose(1, 2), mask=real)
-    last = a.hidden_states[-1]
+    last = states[-1]
     same("pooler", ours.bert(**inputs).pooler_output.detach(), theirs.bert.pooler(last).detach())
     same("MLM logits", a.prediction_logits, b.prediction_logits, mask=real)
     same("NSP logits", a.seq_relationship_logits, b.seq_relationship_logits)
@@ -98,7 +100,9 @@ def check_bert(case):
     same("MLM loss", c.losses["mlm"], mlm)
     same("NSP loss", c.losses["nsp"], nsp)
     same("loss", c.loss, d.loss)
-    same("loss, all positions", ours(**batch, output_hidden_states=True).loss, d.loss)
+    bare = BertForPreTraining(config).double().eval()
+    bare.load_state_dict(ours.state_dict())
+    same("loss, bare", bare(**batch).loss, d.loss)
     c.loss.backward(), d.loss.backward()
     same_gradients("gradients", ours, theirs, config)
 
@@ -113,14 +117,14 @@ def roformer(ours):
 
 def check_roformer(case):
     config, batch, seed = case
-    ours = randomise_(BertForPreTraining(config), seed).double().eval()
+    ours = model(config, seed)
     theirs = roformer(ours)
     inputs, real = masked(batch), batch["attention_mask"]
     with torch.no_grad():
-        a = ours(**inputs, output_hidden_states=True, output_attentions=True)
+        a, states, probs = ours(**inputs), ours.bert(**inputs).hidden_states, attentions(ours.bert, **inputs)
         b = theirs(**inputs, output_hidden_states=True, output_attentions=True)
-    same("RoFormer, hidden states", a.hidden_states, b.hidden_states, mask=real)
-    for p, q in zip(a.attentions, b.attentions):
+    same("RoFormer, hidden states", states, list(b.hidden_states), mask=real)
+    for p, q in zip(probs, b.attentions):
         same("RoFormer, attention probs", p.transpose(1, 2), q.transpose(1, 2), mask=real)
     same("RoFormer, MLM logits", a.prediction_logits, b.logits, mask=real)
     c, d = ours(**inputs, labels=batch["labels"]), theirs(**inputs, labels=batch["labels"])
@@ -164,12 +168,14 @@ def test_roformer_wide(case): check_roformer(case)
 # --- what must change nothing ---
 
 
-def model(config, seed=0): return randomise_(BertForPreTraining(config), seed).double().eval()
+def model(config, seed=0):
+    kind = FastBlockForPreTraining if isinstance(config, BlockConfig) else FastBertForPreTraining
+    return randomise_(kind(config), seed).double().eval()
 
 
 def outputs(model, inputs):
-    with torch.no_grad(): out = model(**inputs, output_hidden_states=True)
-    return out.hidden_states, out.prediction_logits, out.seq_relationship_logits
+    with torch.no_grad(): states, out = model.bert(**inputs).hidden_states, model(**inputs)
+    return states, out.prediction_logits, out.seq_relationship_logits
 
 
 both = pytest.mark.parametrize("config", [SMALL, ROTARY], ids=["absolute", "rotary"])

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +14,9 @@ from torch.nn.functional import cross_entropy
 
 from conftest import ROOT
 from minibert.measure.predictions import Predictions
+from minibert.core.errors import UserError
+from minibert.train.callbacks import Measure
 from minibert.train.checkpoints import list_checkpoints
-from minibert.core.fields import Count, check_fields
 from minibert.core.precision import evaluating
 from minibert.core.seeds import seeded
 from minibert.evaluation import evaluate
@@ -23,8 +24,13 @@ from minibert.hub.families import FAMILIES, Family
 from minibert.train.optimizers import make_optimizers
 from minibert.train.processes import any_process
 from minibert.parity import assert_same
+from minibert.core.fields import checked
+from minibert.runs.options import ModelOptions, Plan
+from minibert.runs.tasks import TASKS, Task, writer_rows
 from minibert.train.recipe import TrainingConfig
-from minibert.training import Callback, fit, forward_backward, resume, train_step
+from minibert.train.gradients import Gradients
+from minibert.train.trainer import resume, train_model
+from minibert.training import Callback, Run, fit, train_step
 from minibert.weights import load_pretrained, save_pretrained
 
 # --- the whole of it: a config, a forward, its losses, a table of names, and examples ---
@@ -32,11 +38,10 @@ from minibert.weights import load_pretrained, save_pretrained
 
 @dataclass(frozen=True)
 class BagConfig:
-    vocab_size: Count = 20
-    hidden_size: Count = 8
+    vocab_size: int = 20
+    hidden_size: int = 8
     model_type: str = "bag"
 
-    def __post_init__(self): check_fields(self)
     @classmethod
     def from_dict(cls, values): return cls(values["vocab_size"], values["hidden_size"])
     def to_dict(self): return asdict(self)
@@ -83,42 +88,49 @@ FAMILIES["bag", "BagForCausalLM"] = Family(BagConfig, Bag, "table transformer.wt
 
 CONFIG = TrainingConfig(steps=60, batch_size=13, gradient_accumulation_steps=2, optimizer="adamw", learning_rate=0.1,
                         log_steps=5, checkpoint_steps=20, max_grad_norm=9.0)
-VAL = Callback(measure=lambda model: dict(val_loss=evaluate(model, Ladders(), batches=2)["clm_loss"]))
+VAL = Measure(lambda model: dict(val_loss=evaluate(model, Ladders(), batches=2)["clm_loss"]))
 
 
 def fresh(**sizes): return Bag(BagConfig(**sizes), seeded(3)).double()
 def same(a, b): return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+def test_the_bare_loop_trains_it():
+    heard = []
+    bare = fit(fresh(), Ladders(), CONFIG, [Callback(after_step=lambda run: heard.append(run.line))])
+    assert bare.step == len(heard) == CONFIG.steps and heard[-1]["clm_loss"] < 0.7 * heard[0]["clm_loss"]
+    assert same(bare.model, fit(fresh(), Ladders(), CONFIG, gradient=Gradients()).model)
+
+
 def test_its_losses_add_up_from_parts():
     whole, parts = (model := fresh()), copy.deepcopy(model)
     batch = Ladders().batch(0, 7)
     whole(**batch).loss.backward()
-    found = forward_backward(parts, batch, replace(CONFIG, gradient_accumulation_steps=3))
-    assert list(found) == ["loss", "clm_loss", "size_loss"] and found["loss"] == pytest.approx(whole(**batch).loss.item(), rel=1e-12)
+    found = Gradients(3)(parts, batch)
+    assert list(found) == ["clm", "size"] and sum(found.values()).item() == pytest.approx(whole(**batch).loss.item(), rel=1e-12)
     for p, q in zip(whole.parameters(), parts.parameters()): assert_same(p.grad, q.grad, tol=1e-12)
-    optimizers = make_optimizers(whole, CONFIG)
-    lines = [train_step(whole, optimizers, batch, step, CONFIG) for step in range(40)]
+    run = Run(whole, make_optimizers(whole, CONFIG), CONFIG)
+    lines = [train_step(run, batch).line for _ in range(40)]
     assert lines[-1]["clm_loss"] < 0.7 * lines[0]["clm_loss"] and lines[-1]["size_loss"] < 0.7 * lines[0]["size_loss"]
 
 
 def test_it_trains_is_cut_off_resumes_and_is_evaluated(tmp_path):
     whole, parts = fresh(), fresh()
     before = evaluate(whole, Ladders(), batches=4)
-    lines = fit(whole, Ladders(), CONFIG, callbacks=[VAL], progress=False)
-    def cut(history):
-        if history[-1]["step"] == 45: raise RuntimeError("power cut")
+    lines = train_model(whole, Ladders(), CONFIG, callbacks=[VAL], progress=False).history
+    def cut(run):
+        if run.step == 45: raise RuntimeError("power cut")
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(parts, Ladders(), CONFIG, tmp_path, callbacks=[VAL, Callback(on_log=cut)], progress=False)
+        train_model(parts, Ladders(), CONFIG, tmp_path, callbacks=[VAL, Callback(after_step=cut)], progress=False)
     again, history = resume(tmp_path, Ladders(), callbacks=[VAL], progress=False)
     assert history == lines and same(whole, again) and type(again) is Bag
     after = evaluate(again, Ladders(), batches=4)
     assert after["clm_loss_interval"][1] < before["clm_loss_interval"][0] and after["clm_accuracy"] > 5 * after["uniform_accuracy"]
-    with pytest.raises(ValueError, match="goes on from its folder"): fit(fresh(), Ladders(), CONFIG, resume=True, progress=False)
-    with pytest.raises(ValueError, match="model.hidden_size was 8 and is 9"):
-        fit(fresh(hidden_size=9), Ladders(), CONFIG, tmp_path, resume=True, progress=False)
-    with pytest.raises(ValueError, match="head.house was None and is 'red'"):
-        fit(fresh(), Ladders(), CONFIG, tmp_path, resume=True, about=dict(head=dict(house="red")), progress=False)
+    with pytest.raises(UserError, match="give resume the examples"): resume(tmp_path, progress=False)
+    with pytest.raises(UserError, match="model.hidden_size was 8 and is 9"):
+        train_model(fresh(hidden_size=9), Ladders(), CONFIG, tmp_path, resume=True, progress=False)
+    with pytest.raises(UserError, match="head.house was None and is 'red'"):
+        train_model(fresh(), Ladders(), CONFIG, tmp_path, resume=True, about=dict(head=dict(house="red")), progress=False)
 
 
 def test_it_is_saved_and_opened_under_their_names(tmp_path):
@@ -139,14 +151,14 @@ def test_it_is_saved_and_opened_under_their_names(tmp_path):
 def test_a_model_without_a_family_is_refused_at_the_door(tmp_path):
     class Stranger(Bag): pass
     with pytest.raises(ValueError, match="No family writes a Stranger"):
-        fit(Stranger(BagConfig()), Ladders(), CONFIG, tmp_path / "run", progress=False)
+        train_model(Stranger(BagConfig()), Ladders(), CONFIG, tmp_path / "run", progress=False)
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
 @pytest.mark.slow
 def test_two_processes_train_resume_and_write_what_one_does(tmp_path):
     alone = fresh()
-    lines = fit(alone, Ladders(), CONFIG, tmp_path / "one", callbacks=[VAL], progress=False)
+    lines = train_model(alone, Ladders(), CONFIG, tmp_path / "one", callbacks=[VAL], progress=False).history
     env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "test_throwaway", str(tmp_path / "two")]
     done = subprocess.run(launch, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -158,12 +170,55 @@ def test_two_processes_train_resume_and_write_what_one_does(tmp_path):
     assert all(a["loss"] == pytest.approx(b["loss"], rel=1e-9) for a, b in zip(told, lines))
 
 
+# --- the same as a --model of the command: a task, and one entry ---
+
+
+class Steps(Ladders):
+    "Ladders of words: the tokens of a corpus, six at a time."
+
+    objectives = "clm", "size"
+    def __init__(self, corpus): self.ids, self.info = torch.as_tensor(corpus.ids[:10**4].astype("int64")), corpus.info
+    def batch(self, step, n): return dict(ids=self.ids[torch.randint(len(self.ids) - 6, (n, 1), generator=seeded(step)) + torch.arange(6)])
+
+
+@checked
+class BagModel(ModelOptions):
+    model: str = "bag"  # what it is
+
+
+@checked
+class BagPlan(Plan):
+    model: BagModel = BagModel()
+
+
+class BagTask(Task):
+    architectures, unit, layers = ("BagForCausalLM",), "ladders", ()
+    plan = BagPlan
+    objectives, main = {"clm": ("next number", "unigram")}, {"clm_loss": None}
+    def config(self, plan, vocab_size): return BagConfig(vocab_size)
+    def examples(self, plan, corpus, tokenizer): return Steps(corpus)
+    def figures(self, model, run): return evaluate(model, self.held_out(run.plan, run.val, run.tokenizer), batches=2)
+    def rows(self, summary): return writer_rows(summary, "clm", "next number")
+
+
+def test_a_new_model_is_its_module_and_one_entry(tmp_path, monkeypatch):
+    from command import QUICK, call
+    monkeypatch.setitem(TASKS, "bag", BagTask())
+    out, _ = call("pretrain", "--model", "bag", *QUICK, "--optimizer", "adamw", cwd=tmp_path)
+    assert "next number, loss" in out and "Saved in runs/1" in out
+    assert json.loads((tmp_path / "runs/1/config.json").read_text())["model_type"] == "bag"
+    assert "next number" in call("evaluate", "runs/1", cwd=tmp_path)[0]
+    found, = json.loads(call("runs", "--json", cwd=tmp_path)[0])["runs"]
+    assert found["model"] == "bag" and found["figure"] == "clm_loss" and found["state"] == "finished"
+    assert "whole-words" in call("pretrain", "--model", "bag", "--whole-words", cwd=tmp_path, code=2)[1]
+
+
 if __name__ == "__main__":  # one of two processes: train to the second checkpoint, stop, and go on
     class Half(Ladders):
         def batch(self, step, n):
             if step == 40: raise InterruptedError
             return super().batch(step, n)
-    try: fit(fresh(), Half(), CONFIG, sys.argv[1], callbacks=[VAL], progress=False)
+    try: train_model(fresh(), Half(), CONFIG, sys.argv[1], callbacks=[VAL], progress=False)
     except InterruptedError:
         any_process(False)  # the first may be writing its checkpoint still
         resume(sys.argv[1], Ladders(), callbacks=[VAL], progress=False)
