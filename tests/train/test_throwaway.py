@@ -149,9 +149,9 @@ def test_it_is_saved_and_opened_under_their_names(tmp_path):
 
 
 def test_a_model_without_a_family_is_refused_at_the_door(tmp_path):
-    class Stranger(Bag): pass
-    with pytest.raises(ValueError, match="No family writes a Stranger"):
-        train_model(Stranger(BagConfig()), Ladders(), CONFIG, tmp_path / "run", progress=False)
+    class Stranger(nn.Embedding): config = BagConfig()
+    with pytest.raises(LookupError, match="Stranger"):
+        train_model(Stranger(2, 2), Ladders(), CONFIG, tmp_path / "run", progress=False)
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
