@@ -1,7 +1,7 @@
 """Quality for time: train each recipe for the same minutes, measure all on the same held-out text.
 
     python benchmarks/recipes.py --data ../shared/data/wikitext --name wikitext-2-v1 --minutes 3 \\
-        "size=mini" "size=mini position_embedding_type=rotary" "size=tiny learning_rate=4e-3 dropout=0.1"
+        "size=mini" "size=mini positions=rotary" "size=tiny learning_rate=4e-3 dropout=0.1"
 
 Each argument is one recipe: what it changes of the base, which is the command's default but for longer texts, the paper's
 share of masks and half the rate. Every result is added to --out at once, so a search that is stopped keeps what it tried.
@@ -9,26 +9,25 @@ share of masks and half the rate. Every result is added to --out at once, so a s
 import argparse
 import json
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from minibert.config import BertConfig
 from minibert.core.files import write_whole
-from minibert.core.precision import choose_precision, keep_freed_memory
+from minibert.core.precision import keep_freed_memory
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
-from minibert.nn.block import BlockConfig
-from minibert.speed import FastBertForPreTraining, FastBlockForPreTraining
-from minibert.train.recipe import PretrainOptions, TrainingConfig
-from minibert.runs.tasks import VAL_SEED, prepare
-from minibert.train.callbacks import Budget
+from minibert.runs.options import Plan, as_values, with_values
+from minibert.runs.runs import definite, prepare, training_config
+from minibert.runs.tasks import task_of, with_dropout
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.train.trainer import make_sampler
+from minibert.train.callbacks import Budget
 from minibert.train.trainer import train_model
 from minibert.weights import save_pretrained
 
-BASE = dict(length=64, learning_rate=2e-3, mask_probability=0.15)  # what all recipes here begin with
+BERT = task_of("bert")
+BASE = dict(length=64, learning_rate=2e-3, mask_probability=0.15, steps=2000)  # what all recipes here begin with
 KEPT = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "nsp_loss")
 
 
@@ -36,7 +35,7 @@ def open_data(arguments) -> tuple[Path, WordPieceTokenizer]:
     folder = Path(arguments.work)
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        prepare(PretrainOptions(dataset=arguments.data, name=arguments.name), folder)
+        prepare(with_values(BERT.plan(), dict(dataset=arguments.data, name=arguments.name)), folder)
     return folder, WordPieceTokenizer.from_pretrained(folder)
 
 
@@ -48,19 +47,12 @@ def recipe_of(words: str) -> dict:
     return {key: read(value) for key, value in (word.split("=") for word in words.split())}
 
 
-def configs(recipe: dict, tokenizer) -> tuple[BertConfig, TrainingConfig]:
-    "The model's and the loop's config: the base, changed by the recipe."
-    default = PretrainOptions(**BASE)
-    loop = {f.name: getattr(default, f.name) for f in fields(TrainingConfig)}
-    loop["precision"] = choose_precision("auto")
-    recipe = dict(recipe)
-    size, dropout = recipe.pop("size", default.size), recipe.pop("dropout", default.dropout)
-    sizes = {key: recipe.pop(key) for key in list(recipe) if key in BertConfig.__dataclass_fields__}
-    training = TrainingConfig(**loop | recipe)
-    kind = BlockConfig if sizes.pop("model_type", "bert") == "roformer" else BertConfig
-    return kind.preset(
-        size, vocab_size=tokenizer.vocab_size, max_position_embeddings=training.length,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **sizes), training
+def planned(recipe: dict, tokenizer) -> tuple[BertConfig, Plan]:
+    "The model's config and the plan: the base, changed by the recipe's options and sizes."
+    options = {key: recipe[key] for key in recipe.keys() & as_values(BERT.plan()).keys()}
+    plan = definite(with_values(BERT.plan(), BASE | options))
+    config = with_dropout(BERT.config(plan, tokenizer.vocab_size), plan.model.dropout)
+    return replace(config, **{key: recipe[key] for key in recipe.keys() - options.keys()}), plan
 
 
 def add_result(out: Path, line: dict) -> None:
@@ -86,17 +78,16 @@ def main() -> None:
     train, val = (Corpus.open(folder / part, tokenizer) for part in ("corpus", "val"))
     keep_freed_memory()
     for words in arguments.recipes:
-        model_config, training = configs(recipe_of(words), tokenizer)
-        form = FastBlockForPreTraining if isinstance(model_config, BlockConfig) else FastBertForPreTraining
-        model = form(model_config, seeded(training.seed, 0, 2))
-        sampler = make_sampler(train, tokenizer, training)
+        config, plan = planned(recipe_of(words), tokenizer)
+        training = training_config(plan)
+        model = BERT.build(config, seeded(training.seed, 0, 2))
         budget = [] if arguments.steps else [Budget(arguments.minutes)]
         if arguments.steps: training = replace(training, steps=arguments.steps)
         start = time.perf_counter()
-        steps = train_model(model, sampler, training, arguments.save, callbacks=budget).step
+        steps = train_model(model, BERT.examples(plan, train, tokenizer), training, arguments.save, callbacks=budget).step
         seconds = time.perf_counter() - start
-        ruler = make_sampler(val, tokenizer, replace(training, seed=VAL_SEED, mask_probability=0.15))
-        figures = evaluate_pretraining(model, ruler)
+        held_out = BERT.held_out(plan, val, tokenizer)
+        figures = evaluate_pretraining(model, held_out)
         line = dict(recipe=words, data=arguments.data, minutes=arguments.minutes, steps=steps,
                     seconds=round(seconds, 1), **{key: round(figures[key], 4) for key in KEPT})
         add_result(Path(arguments.out), line)

@@ -22,25 +22,21 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from minibert.config import BertConfig
-from minibert.speed import FastBertForPreTraining
 from minibert.core.files import write_whole
 from minibert.core.precision import choose_precision, keep_freed_memory
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents, sample_sentences
 from minibert.evaluation import evaluate
-from minibert.gpt import GPTForCausalLM
-from minibert.runs.tasks import KINDS, gpt_config, t5_config, with_dropout
+from minibert.runs.options import with_values
+from minibert.runs.tasks import VAL_SEED, task_of, with_dropout
 from minibert.train.optimizers import make_optimizers
-from minibert.train.recipe import PretrainOptions, TrainingConfig
-from minibert.runs.tasks import VAL_SEED
+from minibert.train.recipe import TrainingConfig
 from side_by_side import (
     Masked, ask_bert, ask_gpt, ask_t5, facts_right, masked_losses_of_bert,
     masked_losses_of_t5, story_facts, story_texts)
 from minibert.data.spans import Spans, span_sizes
 from minibert.data.stories import next_words, stories, story_nats
-from minibert.t5 import T5ForConditionalGeneration
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.train.callbacks import Log
 from minibert.train.gradients import Gradients
@@ -69,16 +65,14 @@ def examples(kind: str, corpus: Corpus, tokenizer: WordPieceTokenizer, seed: int
 
 def fresh(kind: str, tokenizer: WordPieceTokenizer, seed: int):
     "A tiny model of the kind, without dropout."
-    V, g, options = tokenizer.vocab_size, seeded(seed, 0, 2), PretrainOptions(length=RAW + 2)
-    if kind == "bert":
-        return FastBertForPreTraining(with_dropout(BertConfig.preset("tiny", vocab_size=V, max_position_embeddings=RAW + 2), 0.0), g)
-    if kind == "gpt": return GPTForCausalLM(with_dropout(gpt_config(options, V), 0.0), g)
-    return T5ForConditionalGeneration(with_dropout(t5_config(options, V), 0.0), g)
+    task = task_of(kind)
+    config = task.config(with_values(task.plan(), dict(length=RAW + 2)), tokenizer.vocab_size)
+    return task.build(with_dropout(config, 0.0), seeded(seed, 0, 2))
 
 
 def recipe(kind: str, positions: int, seed: int) -> TrainingConfig:
     "The command's recipe for the kind, for as many steps as read so many positions."
-    own, steps = PretrainOptions(**KINDS[kind].own), round(positions / BATCH / POSITIONS[kind])
+    own, steps = task_of(kind).plan().training, round(positions / BATCH / POSITIONS[kind])
     return TrainingConfig(steps=steps, batch_size=BATCH, length=RAW, optimizer=own.optimizer, learning_rate=own.learning_rate,
                           precision=choose_precision("auto"), seed=seed, log_steps=max(1, steps // 40))
 
