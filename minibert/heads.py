@@ -60,7 +60,6 @@ class BertForPreTraining(nn.Module):
     "BERT with both heads; with labels, only the predicted positions get logits."
 
     model_class = BertModel
-    fresh = ()  # heads that a checkpoint lacked, and nobody has trained
 
     def __init__(self, config: BertConfig, generator: torch.Generator | None = None):
         super().__init__()
@@ -113,7 +112,6 @@ def fill_mask(
     k: int = 5,  # how many pieces for each [MASK]
 ) -> list:  # for each [MASK] k pairs (piece, probability), likeliest first
     "The likeliest pieces for every [MASK]; for a list of texts, a list of such lists."
-    if "mlm_head" in model.fresh: raise ValueError("Its MLM head was never trained.")
     texts = [text] if isinstance(text, str) else text
     batch = tokenizer.encode_batch(texts, truncation=False, return_tensors="pt")
     with evaluating(model) as device:
@@ -121,7 +119,7 @@ def fill_mask(
         masked = batch["input_ids"] == tokenizer.mask_id
         states = model.bert(**batch).last_hidden_state[masked]
         logits = model.mlm_head(states, model.word_embeddings)
-    known = tokenizer.vocab_size  # a table may be padded
+    known = tokenizer.vocab_size
     probs = logits.double().softmax(-1)[:, :known]
     top = probs.topk(min(k, probs.shape[1]))
     answers = iter([[(tokenizer.pieces[i], p) for i, p in zip(ids, ps)]
@@ -137,7 +135,6 @@ def next_sentence(
     b: str,
 ) -> float:  # 0 to 1
     "The probability that sentence `b` follows sentence `a`, by the NSP head."
-    if "nsp_head" in model.fresh: raise ValueError("Its NSP head was never trained.")
     batch = tokenizer.encode_batch([(a, b)], truncation=False, return_tensors="pt")
     with evaluating(model) as device:
         batch = {name: values.to(device) for name, values in batch.items()}

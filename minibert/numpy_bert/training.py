@@ -135,7 +135,7 @@ def pretrain_numpy(
     if params is None: params = first_weights(config, training.seed)
     moments = first_moments(params)
     run = SimpleNamespace(config=training, schedule=share_at, step=0, stop=False,
-                          deadline=math.inf, losses=("mlm", "nsp"), history=[])
+                          losses=("mlm", "nsp"), history=[])
     try:
         for callback in callbacks: callback.begin(run)
         while run.step < run.config.steps and not run.stop:

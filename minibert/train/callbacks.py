@@ -144,7 +144,8 @@ class ShowProgress(Callback):
         if not run.history or run.history[-1]["step"] != run.step: return
         rate = (run.step - self.first) / max(time.monotonic() - self.began, 1e-9)
         left = (run.config.steps - run.step) / rate
-        left = min(left, run.deadline - time.monotonic())
+        deadline = getattr(run, "deadline", math.inf)  # a `Budget` sets it
+        left = min(left, deadline - time.monotonic())
         names = {f"{name}_loss": name for name in (*run.losses, "val")}
         told = ", ".join(f"{names[name]} {value:.3f}"
                          for name, value in run.history[-1].items() if name in names)
