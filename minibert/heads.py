@@ -60,6 +60,7 @@ class BertForPreTraining(nn.Module):
     "BERT with both heads; with labels, only the predicted positions get logits."
 
     model_class = BertModel
+    fresh = ()  # heads that a checkpoint lacked, and nobody has trained
 
     def __init__(self, config: BertConfig, generator: torch.Generator | None = None):
         super().__init__()
@@ -112,6 +113,7 @@ def fill_mask(
     k: int = 5,  # how many pieces for each [MASK]
 ) -> list:  # for each [MASK] k pairs (piece, probability), likeliest first
     "The likeliest pieces for every [MASK]; for a list of texts, a list of such lists."
+    if "mlm_head" in model.fresh: raise ValueError("Its MLM head was never trained.")
     texts = [text] if isinstance(text, str) else text
     batch = tokenizer.encode_batch(texts, truncation=False, return_tensors="pt")
     with evaluating(model) as device:
@@ -135,6 +137,7 @@ def next_sentence(
     b: str,
 ) -> float:  # 0 to 1
     "The probability that sentence `b` follows sentence `a`, by the NSP head."
+    if "nsp_head" in model.fresh: raise ValueError("Its NSP head was never trained.")
     batch = tokenizer.encode_batch([(a, b)], truncation=False, return_tensors="pt")
     with evaluating(model) as device:
         batch = {name: values.to(device) for name, values in batch.items()}
