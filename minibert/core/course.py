@@ -17,7 +17,7 @@ from ..heads import BertForPreTraining
 from ..pairs import PairSampler
 from ..runs.bert import BertPlan
 from ..runs.options import of_another_version
-from ..runs.runs import Run, held_out
+from ..runs.runs import OpenedRun, held_out
 from ..data.stories import stories
 from ..tokenizer import WordPieceTokenizer
 from ..weights import load_pretrained
@@ -47,7 +47,7 @@ def open_course(
 def course_run(
     folder: str | Path = COURSE,
     train: bool = True,  # False: without the training text, in less time
-) -> Run:  # its texts are in memory
+) -> OpenedRun:  # its texts are in memory
     "The run that made the model of the course, its two texts made again."
     folder = Path(folder)
     plan = of_another_version(BertPlan(), read_course(folder)["options"], folder / "course.json")
@@ -55,11 +55,11 @@ def course_run(
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     def text(split):
         return Corpus.build(load_documents(plan.data.dataset, split=split), tokenizer)
-    return Run(folder, plan, config, tokenizer, text("train") if train else None,
+    return OpenedRun(folder, plan, config, tokenizer, text("train") if train else None,
                text("validation"))
 
 
-def course_sampler(run: Run) -> PairSampler:
+def course_sampler(run: OpenedRun) -> PairSampler:
     "The held-out pairs and masks of summary.json, with all that is known of the text."
     known = dict(stories=stories(run.val.n_documents, split="validation"))
     if run.train is not None:

@@ -21,7 +21,7 @@ from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from .asking import began, check_weights, warn_unknown
 from .options import with_values
-from .runs import START, Run, open_run
+from .runs import START, OpenedRun, open_run
 from .tasks import Task, find_task
 from ..text.foreign import open_tokenizer
 from ..train.callbacks import read_metrics
@@ -33,7 +33,7 @@ __all__ = ['say_start', 'measure', 'warn_repeated', 'with_text', 'figure_rows', 
            'check_diverged', 'finish']
 
 # %% ../../nbs/reference/runs/report.ipynb #728390ae
-def say_start(run: Run) -> None:
+def say_start(run: OpenedRun) -> None:
     "A line about what is trained, and where."
     training, config, task = run.plan.training, run.config, run.task
     layers = " + ".join(str(getattr(config, name)) for name in task.layers)
@@ -44,7 +44,7 @@ def say_start(run: Run) -> None:
         f"{training.length} tokens, {training.optimizer}, {training.precision}.")
 
 # %% ../../nbs/reference/runs/report.ipynb #e1f3a788
-def measure(model: nn.Module, run: Run) -> dict:
+def measure(model: nn.Module, run: OpenedRun) -> dict:
     "The held-out figures beside their baselines, where known; the same each time."
     check_weights(model)
     summary = run.task.figures(model, run)
@@ -65,7 +65,7 @@ def with_text(
     dataset: str,
     name: str | None = None,  # the data set's configuration
     text_column: str = "text",
-) -> Run:
+) -> OpenedRun:
     "A run, or a checkpoint from elsewhere, with another text held out."
     folder, config = Path(checkpoint), model.config
     if (folder / "run.yaml").exists() and (folder / "corpus").is_dir(): run = open_run(folder)
@@ -75,7 +75,7 @@ def with_text(
                             "alone can measure: give a pre-trained model.")
         length = min(128, getattr(config, "max_position_embeddings", 128))
         plan = with_values(found[1].plan(), dict(length=length))
-        run = Run(folder, plan, config, open_tokenizer(checkpoint), None, None)
+        run = OpenedRun(folder, plan, config, open_tokenizer(checkpoint), None, None)
     learned = run.task.learned(model, began(folder))
     if not learned:
         raise UserError(f"{checkpoint} has no head that was trained: give a pre-trained model.")
@@ -155,7 +155,7 @@ def check_diverged(lines: list[dict], most: float = 0.0) -> None:
         "the end: start a new run with a lower learning rate, or a longer warm-up.")
 
 
-def finish(model: nn.Module, seconds: float, run: Run) -> dict:
+def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
     from minibert.show.plots import write_figure
     say("Measuring on held-out text ...")
