@@ -28,8 +28,10 @@ def _sentence(problem: Any) -> str:  # a pydantic.ValidationError
     "The first fault that pydantic found, as one sentence."
     first = problem.errors()[0]
     if "error" in (context := first.get("ctx", {})): return str(context["error"])
-    name = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function"))
-    if first["type"] == "unexpected_keyword_argument": return f"There is no option {name}."
+    place = (str(part) for part in first["loc"])
+    name = ".".join(part for part in place if not part.startswith("function"))
+    if first["type"] == "unexpected_keyword_argument":
+        return f"There is no option {name}."
     said = first["msg"].replace("Input should be", "it should be")
     return f"{name} is {first['input']!r:.80}: {said[0].lower()}{said[1:]}."
 

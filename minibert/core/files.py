@@ -77,5 +77,5 @@ def read_json(path: str | Path) -> dict:
     try: values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except ValueError: values = None  # no JSON, or no UTF-8
     if isinstance(values, dict): return values
-    raise UserError(f"{path} is no JSON object, so it's damaged or another file: copy or "
-                    "download it again.")
+    raise UserError(f"{path} is no JSON object, so it's damaged or another file: copy "
+                    "or download it again.")

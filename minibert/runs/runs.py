@@ -103,9 +103,10 @@ def prepare(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     if plan.model.start is None: config, tokenizer = first_form(plan, train)
     else: config, tokenizer = old_form(plan, folder)
     if plan.training.length > (room := room_of(config, plan)):
-        raise UserError(f"{task.unit.capitalize()} of {plan.training.length} tokens do not fit "
-                        f"a model that reads {room}: give --length {room} or less, or a model "
-                        "that was begun with a larger --max-position-embeddings.")
+        raise UserError(f"{task.unit.capitalize()} of {plan.training.length} tokens do "
+                        f"not fit a model that reads {room}: give --length {room} or "
+                        "less, or a model that was begun with a larger "
+                        "--max-position-embeddings.")
     say("Turning the text into ids ...")
     config = with_dropout(config, plan.model.dropout)
     Corpus.build(train, tokenizer, folder / "corpus", data.processes)
@@ -152,13 +153,13 @@ def open_run(folder: str | Path, check: bool = True) -> OpenedRun:
     plan, about = read_plan(folder)
     kind, _, config = read_kind(folder)
     if kind not in task_of(plan.model.model).architectures:
-        raise UserError(f"{folder / 'run.yaml'} is of a {plan.model.model}, and config.json "
-                        f"beside it describes a {kind}: copy both again.")
+        raise UserError(f"{folder / 'run.yaml'} is of a {plan.model.model}, and "
+                        f"config.json beside it describes a {kind}: copy both again.")
     tokenizer = open_tokenizer(folder)
     texts = [Corpus.open(folder / part, tokenizer, check) for part in ("corpus", "val")]
     if about.get("corpus", texts[0].info["crc32"]) != texts[0].info["crc32"]:
-        raise UserError(f"The corpus in {folder} is not the one that the run began with: "
-                        "copy the folder again.")
+        raise UserError(f"The corpus in {folder} is not the one that the run began "
+                        "with: copy the folder again.")
     return OpenedRun(folder, plan, config, tokenizer, *texts)
 
 # %% ../../nbs/reference/runs/runs.ipynb #e34291c3
@@ -185,8 +186,8 @@ def new_folder(out: str | None, where: str = "runs") -> Path:
     if out is not None:
         try: Path(out).mkdir(parents=True)
         except FileExistsError:
-            raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
-                                  "with a run by --resume.") from None
+            raise FileExistsError(f"{out} exists: give a new folder with --out, or go "
+                                  "on with a run by --resume.") from None
         return Path(out)
     Path(where).mkdir(parents=True, exist_ok=True)
     numbers = (int(p.name) for p in Path(where).iterdir() if p.name.isdecimal())
@@ -208,8 +209,9 @@ def start_run(plan: Plan, folder: Path) -> None:
     sampler = run.task.examples(plan, run.train, tokenizer)  # may refuse
     with _of_held_out(plan.data.dataset): held_out(run)
     if config.vocab_size < (V := getattr(sampler, "vocab_size", tokenizer.vocab_size)):
-        raise UserError(f"The model of {plan.model.start} knows {config.vocab_size:,} pieces, "
-                        f"and its tokenizer has {V:,}: give a model with its own tokenizer.")
+        raise UserError(f"The model of {plan.model.start} knows {config.vocab_size:,} "
+                        f"pieces, and its tokenizer has {V:,}: give a model with its "
+                        "own tokenizer.")
     keep_plan(replace(run, plan=with_values(plan, dict(out=str(folder)))))
 
 
@@ -248,7 +250,8 @@ def begin(plan: Plan) -> tuple[OpenedRun, nn.Module]:
         raise UserError("Minutes are measured by one process only: give --steps.")
     check_length(plan)
     number = first_alone(lambda: make_run(plan))
-    run = open_run(plan.output.out or f"runs/{number}", check=False)  # written a moment ago
+    folder = plan.output.out or f"runs/{number}"
+    run = open_run(folder, check=False)  # written a moment ago
     return run, fresh_model(run)
 
 # %% ../../nbs/reference/runs/runs.ipynb #75679b81
@@ -274,7 +277,8 @@ def callbacks_for(run: OpenedRun) -> list[Callback]:
     if minutes is not None: callbacks.append(Budget(minutes))
     if ask := at_checkpoints(run): callbacks.append(Measure(ask))
     callbacks += run.task.callbacks(run)
-    if run.plan.output.tensorboard: callbacks.append(TensorBoard(run.folder / "tensorboard"))
+    if run.plan.output.tensorboard:
+        callbacks.append(TensorBoard(run.folder / "tensorboard"))
     return callbacks
 
 # %% ../../nbs/reference/runs/runs.ipynb #3b9abf1e
@@ -293,11 +297,12 @@ def train_by_hand(
     try:
         with only_run_in(folder), np.errstate(all="ignore"):  # the loop looks itself
             pretrain_numpy(model.config, sampler, training, folder,
-                           params=numpy_weights(model), callbacks=[*callbacks, *shown, stop])
+                           params=numpy_weights(model),
+                           callbacks=[*callbacks, *shown, stop])
     except FloatingPointError as problem: raise UserError(str(problem)) from None
     if stop.asked:
-        raise KeyboardInterrupt(f"Stopped: the weights are saved in {folder}; NumPy keeps "
-                                "no checkpoints to go on from.")
+        raise KeyboardInterrupt(f"Stopped: the weights are saved in {folder}; NumPy "
+                                "keeps no checkpoints to go on from.")
     return load_pretrained(folder)
 
 # %% ../../nbs/reference/runs/runs.ipynb #a9e3c8c9
@@ -338,9 +343,10 @@ def go_on(
     kept = bool(list_checkpoints(folder))
     if not kept:
         if (run.folder / "model.safetensors").exists():
-            raise UserError(f"{folder} holds a trained model and no checkpoint: give the "
-                            "folder of a run that was stopped.")
-        say("It was stopped before its first checkpoint, and begins again at step 1 ...")
+            raise UserError(f"{folder} holds a trained model and no checkpoint: give "
+                            "the folder of a run that was stopped.")
+        say("It was stopped before its first checkpoint, "
+            "and begins again at step 1 ...")
     return run, *train(run, fresh_model(run), resume=kept)
 
 # %% ../../nbs/reference/runs/runs.ipynb #0c691d1f
