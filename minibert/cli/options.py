@@ -93,8 +93,8 @@ class Generate(Output):
     run: Run  # a run's folder, or a model's name on the hub
     text: Text  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
-    temperature: Annotated[
-        float, Ge(0)] = 0.8  # below 1: likely tokens get likelier; 0: the likeliest
+    temperature: Annotated[  # below 1: likely tokens get likelier; 0: the likeliest
+        float, Ge(0)] = 0.8
     top_k: Count | None = None  # only the k likeliest tokens
     top_p: Part | None = None  # only the likeliest that reach this share together
     seed: Whole = 0  # another seed, another text
@@ -113,9 +113,8 @@ class Parity(Output):
 class Finetune(Output, FinetuneConfig):
     "Teach a pre-trained BERT a label, from any table with texts and labels."
 
-    run: Annotated[
-        Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")
-    ] = None  # a run's folder, or a model's name on the hub
+    run: Annotated[  # a run's folder, or a model's name on the hub
+        Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
     dataset: Name | None = None  # a CSV or TSV file, a data set's name, a local folder
     out: Name | None = None  # the folder of the result, a new one (default: the next)
     resume: Name | None = None  # the folder of a result that was stopped: go on with it
@@ -176,8 +175,8 @@ class Bench(Output):
 class Runs(Output):
     "List the runs in a folder: what they are, how far they are, how good."
 
-    folder: Annotated[
-        Name, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"  # of runs
+    folder: Annotated[  # of runs
+        Name, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = "runs"
 
 
 @checked

@@ -36,8 +36,8 @@ class BertModelOptions(ModelOptions):
 class MaskingOptions:
     "What is asked of a pair of texts."
 
-    objectives: Annotated[tuple[Literal["mlm", "nsp"], ...], MinLen(1)] = (
-        "mlm", "nsp")  # masked words, sentence pairs, or both
+    objectives: Annotated[  # masked words, sentence pairs, or both
+        tuple[Literal["mlm", "nsp"], ...], MinLen(1)] = ("mlm", "nsp")
     mask_probability: Part = 0.2  # share of a text's tokens that are predicted
     whole_words: bool = False  # hide all pieces of a word together
     short_probability: Share = 0.1  # share of pairs with a random shorter length

@@ -147,7 +147,7 @@ class FinetuneConfig:
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     learning_rate: Rate = 1e-4  # AdamW's, at its peak
     dropout: Dropout = 0.1  # share of units dropped, in every place
-    length: Annotated[int, Ge(3)] | None = None  # a text's tokens (default: 128 at most)
+    length: Annotated[int, Ge(3)] | None = None  # tokens a text (default: 128 at most)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     seed: Whole = 0  # decides the share, the order and dropout
     measures: Count = 5  # times at most that the part set aside is asked
