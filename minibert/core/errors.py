@@ -25,7 +25,8 @@ def explain(problem: BaseException) -> tuple[str, int]:  # one line; the exit co
     "What the command says of an error: 2 is the user's mistake, 3 ours."
     said = " ".join(str(problem).split())
     if isinstance(problem, UserError): return said, 2
-    if isinstance(problem, ImportError) and not (problem.name or "").startswith("minibert"):
+    if (isinstance(problem, ImportError)
+            and not (problem.name or "").startswith("minibert")):
         if not isinstance(problem, ModuleNotFoundError): return said, 2
         return f"{said}: pip install 'minibert[extra]'.", 2
     if isinstance(problem, OSError):
@@ -38,8 +39,8 @@ def explain(problem: BaseException) -> tuple[str, int]:  # one line; the exit co
         parts = Path(ours[-1].filename).parts
         own = parts[len(parts) - parts[::-1].index("minibert"):]
         where = f" in {'/'.join(own)}, line {ours[-1].lineno}"
-    return (f"unexpected {type(problem).__name__}{where}: {said}; that is our mistake or an "
-            "input that we have not thought of. MINIBERT_DEBUG=1 shows where."), 3
+    return (f"unexpected {type(problem).__name__}{where}: {said}; that is our mistake "
+            "or an input that we have not thought of. MINIBERT_DEBUG=1 shows where."), 3
 
 # %% ../../nbs/reference/core/errors.ipynb #fe984f9f
 def resume_hint(folder: str | Path, command: str = "pretrain") -> str:

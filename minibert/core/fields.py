@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 # %% auto #0
-__all__ = ['Count', 'Batch', 'Whole', 'Positive', 'Share', 'Part', 'Rate', 'Name', 'AtLeastZero', 'checked', 'Bounds',
-           'check_values', 'check_fields']
+__all__ = ['Count', 'Batch', 'Whole', 'Positive', 'Share', 'Part', 'Rate', 'Name', 'checked']
 
 # %% ../../nbs/reference/core/fields.ipynb #d1c20b68
 Count = Annotated[int, Ge(1)]
@@ -29,8 +28,10 @@ def _sentence(problem: Any) -> str:  # a pydantic.ValidationError
     "The first fault that pydantic found, as one sentence."
     first = problem.errors()[0]
     if "error" in (context := first.get("ctx", {})): return str(context["error"])
-    name = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function"))
-    if first["type"] == "unexpected_keyword_argument": return f"There is no option {name}."
+    place = (str(part) for part in first["loc"])
+    name = ".".join(part for part in place if not part.startswith("function"))
+    if first["type"] == "unexpected_keyword_argument":
+        return f"There is no option {name}."
     said = first["msg"].replace("Input should be", "it should be")
     return f"{name} is {first['input']!r:.80}: {said[0].lower()}{said[1:]}."
 
@@ -51,99 +52,3 @@ def checked(kind: type) -> type:
         except ValidationError as problem: raise UserError(_sentence(problem)) from None
     kind.__init__ = __init__
     return kind
-
-# %% ../../nbs/reference/core/fields.ipynb #697689e6
-# interim: leaves with its last user
-import math
-from dataclasses import dataclass, fields
-from functools import lru_cache
-from reprlib import Repr
-from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
-
-@dataclass(frozen=True)
-class Bounds:
-    "The range of a number in a config, and the words that describe it."
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False  # low itself is outside
-    below: bool = False  # high itself is outside
-    words: str = "a number"
-
-    def __contains__(self, value: float) -> bool:
-        low = value > self.low if self.above else value >= self.low
-        return low and (value < self.high if self.below else value <= self.high)
-
-
-_PLAIN = {int: "a whole number", float: "a number", str: "a word", bool: "True or False",
-          list: "a list", dict: "an object of names and values"}
-
-
-_SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
-
-
-def _number_fault(value: Any, kind: type, words: str) -> str | None:
-    "Whole numbers pass for floats; bools, infinities and NaN pass for nothing."
-    allowed = (int,) if kind is int else (int, float)
-    good = isinstance(value, allowed) and not isinstance(value, bool)
-    return None if good and -math.inf < value < math.inf else words
-
-
-def _fault(value: Any, wanted: Any) -> str | None:
-    "None where `value` is what the annotation `wanted` says; else what to give."
-    if isinstance(value, int) and abs(value) > 1 << 53:  # no float counts on
-        return f"a number of {1 << 53:,} at most"
-    origin, options = get_origin(wanted), get_args(wanted)
-    if origin is Annotated:
-        bounds = next((m for m in options[1:] if isinstance(m, Bounds)), None)
-        fault = _fault(value, options[0])
-        if bounds is None: return fault
-        if fault: return bounds.words
-        return None if value is None or value in bounds else bounds.words
-    if origin is Literal:
-        good = any(type(value) is type(o) and value == o for o in options)
-        return None if good else " or ".join(map(str, options))
-    if origin in (Union, UnionType):
-        if value is None and NoneType in options: return None
-        faults = [_fault(value, option) for option in options if option is not NoneType]
-        return None if None in faults else " or ".join(faults)
-    if origin is tuple:
-        good = isinstance(value, tuple) and all(
-            _fault(item, options[0]) is None for item in value)
-        return None if good else f"a tuple (a list in a file), each {_PLAIN[options[0]]}"
-    if origin is list:
-        good = isinstance(value, list) and not any(_fault(v, options[0]) for v in value)
-        return None if good else f"a list, each {_PLAIN[options[0]]}"
-    if wanted is NoneType: return None if value is None else "None"
-    if wanted in (int, float): return _number_fault(value, wanted, _PLAIN[wanted])
-    return None if isinstance(value, wanted) else _PLAIN.get(wanted, wanted.__name__)
-
-
-@lru_cache
-def _annotations(kind: type) -> dict[str, Any]:
-    "The annotations of a dataclass with their bounds; read once for each class."
-    return get_type_hints(kind, include_extras=True)
-
-
-def check_values(
-    values: dict[str, Any],
-    wanted: dict[str, Any],  # name -> annotation; other names may be there or not
-    where: str = "",  # how the sentence begins
-) -> None:
-    "Hold values against annotations; ValueError names the first that fails."
-    for name, kind in wanted.items():
-        if name in values and (fault := _fault(values[name], kind)):
-            verb = "choose" if get_origin(kind) is Literal else "give"
-            raise ValueError(
-                f"{where}{name} is {_SHORT.repr(values[name])}: {verb} {fault}.")
-
-
-def check_fields(config: Any) -> None:
-    "Hold each field of a dataclass against its annotation; ValueError names the first that fails."
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
-    check_values(values, _annotations(type(config)))
-
-
-AtLeastZero = Annotated[float, Ge(0)]

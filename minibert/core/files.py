@@ -15,7 +15,7 @@ from pathlib import Path
 from .errors import UserError
 
 # %% auto #0
-__all__ = ['sync', 'temp_path', 'write_whole', 'check_free', 'atomic_dir', 'read_json', 'check_regular', 'read_text']
+__all__ = ['sync', 'temp_path', 'write_whole', 'check_free', 'atomic_dir', 'read_json']
 
 # %% ../../nbs/reference/core/files.ipynb #8d28e0e7
 def sync(path: Path) -> None:
@@ -72,19 +72,10 @@ def atomic_dir(out: str | Path) -> Iterator[Path]:  # the folder to write into
     sync(out.parent)
 
 # %% ../../nbs/reference/core/files.ipynb #fa541c6c
-def read_json(path: str | Path, wanted=None, needed=(), once=False) -> dict:
+def read_json(path: str | Path) -> dict:
     "The JSON object in a file; UserError where it holds none."
     try: values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except ValueError: values = None  # no JSON, or no UTF-8
     if isinstance(values, dict): return values
-    raise UserError(f"{path} is no JSON object, so it's damaged or another file: copy or "
-                    "download it again.")
-
-# %% ../../nbs/reference/core/files.ipynb #e1bdcb46
-# interim: leaves with its last user (text/files, core/sums)
-def check_regular(path): "Interim."
-
-
-def read_text(path: str | Path) -> str:
-    "Interim."
-    return Path(path).read_text(encoding="utf8")
+    raise UserError(f"{path} is no JSON object, so it's damaged or another file: copy "
+                    "or download it again.")

@@ -69,7 +69,7 @@ def told_bfloat16() -> str:  # 0, 1 or nothing
 
 
 def fast_bfloat16(device: Any = "cpu") -> bool:
-    "Are large products faster in bfloat16 here? MINIBERT_BFLOAT16=0 or 1 answers instead."
+    "Are large products faster in bfloat16 here? MINIBERT_BFLOAT16=0 or 1 overrules."
     import torch
 
     if told := told_bfloat16(): return told == "1"

@@ -55,11 +55,12 @@ def read_parts(
     train = read_examples(options.dataset, names=options.label_names or None, **read)
     splits = load_table(options.dataset, options.name)
     split = options.validation_split or "validation"
-    if split in splits or options.validation_split:  # a split that is asked for is there
+    if split in splits or options.validation_split:  # one that is asked for is there
         test = read_examples(options.dataset, split=split, names=train.names,
                              places=train.given, **read)
     else:
-        if "test" in splits: say("The split test is not read: --validation-split test asks it ...")
+        if "test" in splits:
+            say("The split test is not read: --validation-split test asks it ...")
         check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
         test, train = take_share(train, 0.1, options.seed + 2000)
     train, _ = take_share(train, options.share, options.seed)
@@ -89,9 +90,9 @@ def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClass
     if pooling == "auto": pooling = "mean" if options.frozen else "cls"
     if (options.frozen and pooling == "cls"
             and "bert.pooler" in untrained(bert, began(options.run))):
-        raise UserError(f"{options.run} has no trained pooler, which --pooling cls reads, "
-                         "and --frozen would leave it at random: give --pooling mean, or "
-                         "leave out --frozen, which trains it.")
+        raise UserError(f"{options.run} has no trained pooler, which --pooling cls "
+                        "reads, and --frozen would leave it at random: give --pooling "
+                        "mean, or leave out --frozen, which trains it.")
     return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
 
 # %% ../../nbs/reference/runs/finetune.ipynb #f9e7ec42
@@ -123,20 +124,22 @@ def _summarise(model, tokenizer, parts: Sequence[Examples], length: int) -> dict
 
 # %% ../../nbs/reference/runs/finetune.ipynb #8be4720c
 def _with_length(options: FinetuneConfig, room: int, resume: bool) -> FinetuneConfig:
-    "The options with a length that fits the model; ValueError where it was asked for more."
+    "The options with a length that fits the model; UserError where they ask for more."
     if options.length is None:
         return replace(options, length=min(TrainingConfig.length, room))
     if options.length > room and not resume:
-        raise UserError(f"length is {options.length}, and {options.run} reads {room} tokens "
-                         f"at most: give --length {room} or less, or leave it out.")
+        raise UserError(f"length is {options.length}, and {options.run} reads {room} "
+                        f"tokens at most: give --length {room} or less, or leave it "
+                        "out.")
     return options
 
 # %% ../../nbs/reference/runs/finetune.ipynb #a8d80316
 def _claim(options: FinetuneConfig, known: list[str]) -> None:
     "Put a run's options into its folder; FileExistsError where there is something."
     out = Path(options.out)
+    # absolute, so that the run goes on from any working folder
     places = {name: os.path.abspath(place) for name in ("run", "dataset")
-              if os.path.exists(place := getattr(options, name))}  # for any working folder
+              if os.path.exists(place := getattr(options, name))}
     kept = dict(format=FORMAT, learned=known) | asdict(options) | places
     if _taken(out): raise UserError(_TAKEN.format(out))
     with only_run_in(out):
@@ -158,14 +161,15 @@ def _finetune(model, train, val, config, out, progress, resume):
     rate, count = config.learning_rate, len(model.names)
     anew = f"begin anew with a lower learning rate than {rate:g}."
     try:
-        lines = finetune(model, train, val, config, out, progress=progress, resume=resume)
+        lines = finetune(model, train, val, config, out,
+                         progress=progress, resume=resume)
     except FloatingPointError:
         raise UserError(f"The fine-tuning diverged: {anew}") from None
     best = min((line["val_loss"] for line in lines if "val_loss" in line), default=0.0)
     if best > 1 + (even := math.log(count)):
-        warnings.warn(f"The best loss on the part set aside is {best:.3g}, and guessing "
-                      f"evenly among {count} labels costs {even:.2f}: the training "
-                      f"diverged, so {anew}", stacklevel=3)
+        warnings.warn(f"The best loss on the part set aside is {best:.3g}, and "
+                      f"guessing evenly among {count} labels costs {even:.2f}: the "
+                      f"training diverged, so {anew}", stacklevel=3)
 
 
 def _samplers(
@@ -175,7 +179,8 @@ def _samplers(
     "The parts as ids, which the model has to know."
     samplers = [ExampleSampler(part, tokenizer, length, options.seed) for part in parts]
     if cut := sum(sampler.cut for sampler in samplers):
-        say(f"{cut:,} of {sum(map(len, samplers)):,} texts are cut to {length} tokens ...")
+        count = sum(map(len, samplers))
+        say(f"{cut:,} of {count:,} texts are cut to {length} tokens ...")
     rows = [row for sampler in samplers for row in sampler.rows]
     ids, types = (np.concatenate([row[name] for row in rows])
                   for name in ("input_ids", "token_type_ids"))
@@ -198,7 +203,8 @@ def run_finetuning(
     parts = read_parts(options)
     model = start_classifier(options, parts[0].names).to(own_device())
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    room = min(model.config.max_position_embeddings, tokenizer.max_length)  # as it will be asked
+    most = model.config.max_position_embeddings
+    room = min(most, tokenizer.max_length)  # as it will be asked
     options = _with_length(options, room, resume)
     length = min(options.length, room)
     train, val, _ = _samplers(options, parts, model, tokenizer, length)
@@ -207,7 +213,8 @@ def run_finetuning(
     config = replace(config, precision="bfloat16" if fast else "float32")
     kept = resume and bool(list_checkpoints(out))
     if resume and not kept and not options.frozen:
-        say("It was stopped before its first checkpoint, and begins again at step 1 ...")
+        say("It was stopped before its first checkpoint, "
+            "and begins again at step 1 ...")
     if not resume:
         trained = ("nsp" in learned(model.bert, began(options.run))  # its pooler
                    or model.pooling == "cls" and not options.frozen)

@@ -49,7 +49,7 @@ from ..training import Callback
 from ..weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
-__all__ = ['START', 'first_form', 'old_form', 'prepare', 'definite', 'training_config', 'Run', 'open_run', 'fresh_model',
+__all__ = ['START', 'first_form', 'old_form', 'prepare', 'definite', 'training_config', 'OpenedRun', 'open_run', 'fresh_model',
            'numpy_weights', 'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin', 'at_checkpoints',
            'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
 
@@ -103,9 +103,10 @@ def prepare(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     if plan.model.start is None: config, tokenizer = first_form(plan, train)
     else: config, tokenizer = old_form(plan, folder)
     if plan.training.length > (room := room_of(config, plan)):
-        raise UserError(f"{task.unit.capitalize()} of {plan.training.length} tokens do not fit "
-                        f"a model that reads {room}: give --length {room} or less, or a model "
-                        "that was begun with a larger --max-position-embeddings.")
+        raise UserError(f"{task.unit.capitalize()} of {plan.training.length} tokens do "
+                        f"not fit a model that reads {room}: give --length {room} or "
+                        "less, or a model that was begun with a larger "
+                        "--max-position-embeddings.")
     say("Turning the text into ids ...")
     config = with_dropout(config, plan.model.dropout)
     Corpus.build(train, tokenizer, folder / "corpus", data.processes)
@@ -132,7 +133,7 @@ def training_config(plan: Plan) -> TrainingConfig:
 
 # %% ../../nbs/reference/runs/runs.ipynb #77efc576
 @dataclass(frozen=True)
-class Run:
+class OpenedRun:
     "A run, opened; `train` is None for a checkpoint that came without its text."
 
     folder: Path
@@ -146,23 +147,23 @@ class Run:
     def task(self) -> Task: return task_of(self.plan.model.model)
 
 
-def open_run(folder: str | Path, check: bool = True) -> Run:
+def open_run(folder: str | Path, check: bool = True) -> OpenedRun:
     "Open what minibert pretrain made; UserError if it is no run."
     folder = Path(folder)
     plan, about = read_plan(folder)
     kind, _, config = read_kind(folder)
     if kind not in task_of(plan.model.model).architectures:
-        raise UserError(f"{folder / 'run.yaml'} is of a {plan.model.model}, and config.json "
-                        f"beside it describes a {kind}: copy both again.")
+        raise UserError(f"{folder / 'run.yaml'} is of a {plan.model.model}, and "
+                        f"config.json beside it describes a {kind}: copy both again.")
     tokenizer = open_tokenizer(folder)
     texts = [Corpus.open(folder / part, tokenizer, check) for part in ("corpus", "val")]
     if about.get("corpus", texts[0].info["crc32"]) != texts[0].info["crc32"]:
-        raise UserError(f"The corpus in {folder} is not the one that the run began with: "
-                        "copy the folder again.")
-    return Run(folder, plan, config, tokenizer, *texts)
+        raise UserError(f"The corpus in {folder} is not the one that the run began "
+                        "with: copy the folder again.")
+    return OpenedRun(folder, plan, config, tokenizer, *texts)
 
 # %% ../../nbs/reference/runs/runs.ipynb #e34291c3
-def fresh_model(run: Run) -> nn.Module:
+def fresh_model(run: OpenedRun) -> nn.Module:
     "A run's model before its first step, on the device where it will train."
     if run.plan.model.start: model = load_pretrained(run.folder / START)
     else: model = run.task.build(run.config, seeded(run.plan.training.seed, 0, 2))
@@ -175,7 +176,7 @@ def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
     return from_state_dict(to_hf(model), model.config)
 
 # %% ../../nbs/reference/runs/runs.ipynb #c06c1935
-def held_out(run: Run) -> Any:  # a PairSampler, or other examples
+def held_out(run: OpenedRun) -> Any:  # a PairSampler, or other examples
     "The held-out questions with which a run is measured."
     return run.task.held_out(run.plan, run.val, run.tokenizer)
 
@@ -185,8 +186,8 @@ def new_folder(out: str | None, where: str = "runs") -> Path:
     if out is not None:
         try: Path(out).mkdir(parents=True)
         except FileExistsError:
-            raise FileExistsError(f"{out} exists: give a new folder with --out, or go on "
-                                  "with a run by --resume.") from None
+            raise FileExistsError(f"{out} exists: give a new folder with --out, or go "
+                                  "on with a run by --resume.") from None
         return Path(out)
     Path(where).mkdir(parents=True, exist_ok=True)
     numbers = (int(p.name) for p in Path(where).iterdir() if p.name.isdecimal())
@@ -203,23 +204,24 @@ def start_run(plan: Plan, folder: Path) -> None:
     plan = definite(plan)
     config, tokenizer = prepare(plan, folder)
     texts = (Corpus.open(folder / p, tokenizer, check=False) for p in ("corpus", "val"))
-    run = Run(folder, plan, config, tokenizer, *texts)
+    run = OpenedRun(folder, plan, config, tokenizer, *texts)
     for text in run.train, run.val: warn_unknown(plan.data.dataset, tokenizer, text.ids)
     sampler = run.task.examples(plan, run.train, tokenizer)  # may refuse
     with _of_held_out(plan.data.dataset): held_out(run)
     if config.vocab_size < (V := getattr(sampler, "vocab_size", tokenizer.vocab_size)):
-        raise UserError(f"The model of {plan.model.start} knows {config.vocab_size:,} pieces, "
-                        f"and its tokenizer has {V:,}: give a model with its own tokenizer.")
+        raise UserError(f"The model of {plan.model.start} knows {config.vocab_size:,} "
+                        f"pieces, and its tokenizer has {V:,}: give a model with its "
+                        "own tokenizer.")
     keep_plan(replace(run, plan=with_values(plan, dict(out=str(folder)))))
 
 
-def keep_plan(run: Run) -> None:
+def keep_plan(run: OpenedRun) -> None:
     "Write the run's `run.yaml`: its plan, what it learns, the checksum of its corpus."
     about = dict(format=FORMAT, learned=_learned(run), corpus=run.train.info["crc32"])
     write_whole(run.folder / "run.yaml", as_yaml(run.plan, **about))
 
 
-def _learned(run: Run) -> tuple[str, ...]:
+def _learned(run: OpenedRun) -> tuple[str, ...]:
     "What the model will have learned: of this run, and of the one that it starts from."
     names = run.task.teaches(run.plan)
     if start := run.plan.model.start:
@@ -242,17 +244,18 @@ def make_run(plan: Plan) -> int:  # the folder's number; 0 where --out names it
     return int(folder.name) if out is None else 0
 
 # %% ../../nbs/reference/runs/runs.ipynb #79e8d839
-def begin(plan: Plan) -> tuple[Run, nn.Module]:
+def begin(plan: Plan) -> tuple[OpenedRun, nn.Module]:
     "A new run, opened, and its model before the first step."
     if plan.training.minutes is not None and join_processes()[1] > 1:
         raise UserError("Minutes are measured by one process only: give --steps.")
     check_length(plan)
     number = first_alone(lambda: make_run(plan))
-    run = open_run(plan.output.out or f"runs/{number}", check=False)  # written a moment ago
+    folder = plan.output.out or f"runs/{number}"
+    run = open_run(folder, check=False)  # written a moment ago
     return run, fresh_model(run)
 
 # %% ../../nbs/reference/runs/runs.ipynb #75679b81
-def at_checkpoints(run: Run) -> Callable | None:  # of a model: val_loss and more
+def at_checkpoints(run: OpenedRun) -> Callable | None:  # of a model: val_loss and more
     "What a checkpoint asks of the held-out text, under 1 % of the time; else None."
     training = training_config(run.plan)
     steps = min(training.steps, training.checkpoint_steps)
@@ -268,13 +271,14 @@ def at_checkpoints(run: Run) -> Callable | None:  # of a model: val_loss and mor
     return ask
 
 # %% ../../nbs/reference/runs/runs.ipynb #489d2796
-def callbacks_for(run: Run) -> list[Callback]:
+def callbacks_for(run: OpenedRun) -> list[Callback]:
     "What the plan asks for beside the training: minutes, figures, TensorBoard."
     minutes, callbacks = run.plan.training.minutes, []
     if minutes is not None: callbacks.append(Budget(minutes))
     if ask := at_checkpoints(run): callbacks.append(Measure(ask))
     callbacks += run.task.callbacks(run)
-    if run.plan.output.tensorboard: callbacks.append(TensorBoard(run.folder / "tensorboard"))
+    if run.plan.output.tensorboard:
+        callbacks.append(TensorBoard(run.folder / "tensorboard"))
     return callbacks
 
 # %% ../../nbs/reference/runs/runs.ipynb #3b9abf1e
@@ -293,16 +297,17 @@ def train_by_hand(
     try:
         with only_run_in(folder), np.errstate(all="ignore"):  # the loop looks itself
             pretrain_numpy(model.config, sampler, training, folder,
-                           params=numpy_weights(model), callbacks=[*callbacks, *shown, stop])
+                           params=numpy_weights(model),
+                           callbacks=[*callbacks, *shown, stop])
     except FloatingPointError as problem: raise UserError(str(problem)) from None
     if stop.asked:
-        raise KeyboardInterrupt(f"Stopped: the weights are saved in {folder}; NumPy keeps "
-                                "no checkpoints to go on from.")
+        raise KeyboardInterrupt(f"Stopped: the weights are saved in {folder}; NumPy "
+                                "keeps no checkpoints to go on from.")
     return load_pretrained(folder)
 
 # %% ../../nbs/reference/runs/runs.ipynb #a9e3c8c9
 def train(
-    run: Run,
+    run: OpenedRun,
     model: nn.Module,
     resume: bool = False,  # go on from the newest checkpoint
 ) -> tuple[nn.Module, float]:  # the seconds that all its training took
@@ -325,7 +330,7 @@ def train(
 def go_on(
     plan: Plan,  # that of the run, perhaps with others of FREE
     folder: str | Path,  # of a run that was stopped
-) -> tuple[Run, nn.Module, float]:  # the seconds of all its training
+) -> tuple[OpenedRun, nn.Module, float]:  # the seconds of all its training
     "Finish a run that was stopped, bit for bit as if it had not been."
     run = open_run(folder)
     if run.plan.model.backend == "numpy":
@@ -338,9 +343,10 @@ def go_on(
     kept = bool(list_checkpoints(folder))
     if not kept:
         if (run.folder / "model.safetensors").exists():
-            raise UserError(f"{folder} holds a trained model and no checkpoint: give the "
-                            "folder of a run that was stopped.")
-        say("It was stopped before its first checkpoint, and begins again at step 1 ...")
+            raise UserError(f"{folder} holds a trained model and no checkpoint: give "
+                            "the folder of a run that was stopped.")
+        say("It was stopped before its first checkpoint, "
+            "and begins again at step 1 ...")
     return run, *train(run, fresh_model(run), resume=kept)
 
 # %% ../../nbs/reference/runs/runs.ipynb #0c691d1f

@@ -24,7 +24,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..core.errors import UserError
-from ..core.files import write_whole
+from ..core.files import sync, write_whole
 from ..hub.families import family_of
 from ..hub.files import load_tensors, read_weights, write_model
 from .callbacks import is_due
@@ -71,14 +71,6 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
                   if re.fullmatch("[0-9]{8}", path.name) and path.is_dir())
 
 
-def _sync(folder: Path) -> None:
-    "Push the names in a folder to the disk; Windows opens no folder."
-    if os.name == "nt": return
-    number = os.open(folder, os.O_RDONLY)
-    try: os.fsync(number)
-    finally: os.close(number)
-
-
 def save_checkpoint(
     folder: str | Path,  # the run's folder
     step: int,  # steps done
@@ -100,7 +92,7 @@ def save_checkpoint(
         write_whole(aside / "state.json", json.dumps(state, indent=1))
         if final.exists(): shutil.rmtree(final)  # a damaged one
         os.replace(aside, final)
-        _sync(final.parent)
+        sync(final.parent)
     finally: shutil.rmtree(aside, ignore_errors=True)
     every = [path for path in list_checkpoints(folder) if path <= final]
     stay = every[-keep:] + _best_first(every)[:1]

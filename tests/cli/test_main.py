@@ -394,7 +394,6 @@ def test_weights_that_are_no_numbers_give_no_answer(run, tmp_path):
         broken = {key: value.clone() for key, value in weights.items()}
         broken[name][0] = float("nan")
         save_file(broken, tmp_path / "run/model.safetensors", {"format": "pt"})
-        (tmp_path / "run/SHA256SUMS").unlink(missing_ok=True)  # as if it had been trained so
         asked = {"fill-mask": ["a [MASK]"], "next-sentence": ["It ran.", "It sat."], "evaluate": []}
         if "predictions" in name: del asked["next-sentence"]
         if "relationship" in name: del asked["fill-mask"]
