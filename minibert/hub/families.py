@@ -123,7 +123,7 @@ encoder.layers.#.feed_forward.down     transformer.h.#.mlp.c_proj|transposed
 encoder.norm                           transformer.ln_f
 """.replace("LAYER", "encoder.layers.#.attention")
 _STACK = """
-STACK.bias.table                 STACK.block.0.layer.0.SelfAttention.relative_attention_bias
+STACK.bias.table STACK.block.0.layer.0.SelfAttention.relative_attention_bias
 STACK.layers.#.attention.query   STACK.block.#.layer.0.SelfAttention.q
 STACK.layers.#.attention.key     STACK.block.#.layer.0.SelfAttention.k
 STACK.layers.#.attention.value   STACK.block.#.layer.0.SelfAttention.v
