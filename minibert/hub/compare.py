@@ -96,7 +96,8 @@ def _first_difference(tokenizer, theirs, texts: list, special: bool) -> dict | N
         if special: a = tokenizer.encode(text, truncation=False)
         else: a = dict(input_ids=tokenizer.ids(text))
         b = theirs(text, add_special_tokens=special, truncation=False)
-        both = [name for name in ("input_ids", "token_type_ids") if name in a and name in b]
+        names = "input_ids", "token_type_ids"
+        both = [name for name in names if name in a and name in b]
         if any(list(a[name]) != list(b[name]) for name in both):
             return dict(text=text, ours=a["input_ids"], theirs=list(b["input_ids"]))
     return None
@@ -136,9 +137,10 @@ def compare_with_hf(
             wrote = [kind.written(model, batch) for model in (ours, theirs)]
     result = _verdict(str(name_or_folder), kind, found, skipped, differ, wrote)
     if other is None:
-        result["verdict"] += (" Their tokenizer asks for sentencepiece, which is missing, "
-                              "so the ids were not compared.")
-    if out is not None: _write_comparison(result, kind, a, b, batch, tokenizer, Path(out))
+        result["verdict"] += (" Their tokenizer asks for sentencepiece, which is "
+                              "missing, so the ids were not compared.")
+    if out is not None:
+        _write_comparison(result, kind, a, b, batch, tokenizer, Path(out))
     return result
 
 # %% ../../nbs/reference/hub/compare.ipynb #f1f733ea
@@ -165,7 +167,8 @@ def _verdict(name: str, kind: Compared, found: dict, skipped: list, differ,
         said += (f" Their tokenizer reads {differ['text']!r} otherwise: "
                  f"{differ['ours']} here, {differ['theirs']} there. Both models were "
                  "given ours.")
-    if wrote[0] != wrote[1]: said += f" They write {wrote[0]} here and {wrote[1]} there."
+    if wrote[0] != wrote[1]:
+        said += f" They write {wrote[0]} here and {wrote[1]} there."
     elif wrote[0]: said += f" Both write the same {len(wrote[0][0])} tokens."
     if kind.note: said += f" {kind.note}"
     return dict(checkpoint=name, same=same, verdict=said, allowed=kind.allowed,

@@ -51,7 +51,7 @@ def turn(
 
 # %% ../../nbs/reference/nn/rotary.ipynb #d4e7c726
 def angle_table(config) -> Tensor:  # (max_position_embeddings, K)
-    "The sines, then the cosines, of every position: as Hugging Face's RoFormer stores them."
+    "The sines, then the cosines, of every position, as Hugging Face stores them."
     cos, sin = rotary_angles(
         config.max_position_embeddings, config.head_size, dtype=torch.float64)
     return torch.cat([sin[:, ::2], cos[:, ::2]], 1)

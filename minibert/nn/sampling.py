@@ -30,7 +30,8 @@ def next_token_probs(
     if top_p is not None and top_p < 1:
         sorted_, order = logits.softmax(-1).sort(descending=True, stable=True)
         before = sorted_.cumsum(-1) - sorted_  # of the likelier ones
-        gone = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
+        gone = torch.zeros_like(before, dtype=torch.bool)
+        gone = gone.scatter(1, order, before >= top_p)
         logits = logits.masked_fill(gone, -torch.inf)
     return logits.softmax(-1)
 
@@ -54,8 +55,8 @@ def check_rows(rows: list[list[int]], config: Any) -> None:
         raise UserError(f"The text has {longest} tokens, and the model reads {room}: "
                         "shorten it.")
     if (largest := max(map(max, rows))) >= V:
-        raise UserError(f"The text has the id {largest}, and the model knows 0 to {V - 1}: "
-                        "give the tokenizer of this model.")
+        raise UserError(f"The text has the id {largest}, and the model knows 0 to "
+                        f"{V - 1}: give the tokenizer of this model.")
 
 
 def encode_prompts(
