@@ -340,14 +340,15 @@ def go_on(
                         "new folder.")
     check_resumed(as_values(plan), as_values(run.plan), folder)
     run = replace(run, plan=plan)
-    kept = bool(list_checkpoints(folder))
-    if not kept:
+    if not list_checkpoints(folder):
         if (run.folder / "model.safetensors").exists():
             raise UserError(f"{folder} holds a trained model and no checkpoint: give "
                             "the folder of a run that was stopped.")
         say("It was stopped before its first checkpoint, "
             "and begins again at step 1 ...")
-    return run, *train(run, fresh_model(run), resume=kept)
+        return run, *train(run, fresh_model(run))
+    model = run.task.build(run.config, seeded(0))  # its weights are the checkpoint's
+    return run, *train(run, model.to(own_device()), resume=True)
 
 # %% ../../nbs/reference/runs/runs.ipynb #0c691d1f
 def tune(options: dict) -> tuple[Path, dict]:  # the new folder, the figures

@@ -108,7 +108,7 @@ def test_run_yaml_repeats_a_run_bit_for_bit(run, tmp_path):
 def test_minutes_decide_the_steps(tmp_path):
     call("pretrain", *quick("--minutes", 0.03, "--out", tmp_path / "run"))
     options = yaml.safe_load((tmp_path / "run/run.yaml").read_text())
-    assert options["steps"] != 4 and options["minutes"] is None
+    assert options["steps"] not in (4, 10**9) and options["minutes"] == 0.03
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, id="ctrl-c"),
@@ -365,10 +365,10 @@ def test_a_second_phase_stopped_early_begins_with_the_weights_of_the_first(run, 
 
 
 @pytest.mark.slow
-def test_sigterm_before_the_first_step_leaves_nothing(tmp_path):
+def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path):
     process = start("pretrain", *QUICK, cwd=tmp_path)
-    until(tmp_path / "runs" / ".*.making*", process)
-    process.send_signal(signal.SIGTERM)
+    until(tmp_path / "runs" / "1", process)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130 and "Traceback" not in err and not list(tmp_path.iterdir()), err
 
@@ -430,7 +430,7 @@ def test_two_processes_train_what_one_does(tmp_path):
     assert again.returncode != 0 and "exists" in again.stderr
     bad = subprocess.run([*launch, "--dataset", str(tmp_path / "none.txt"), "--out", str(tmp_path / "bad")], env=env,
                          capture_output=True, text=True, timeout=300)
-    assert bad.returncode != 0 and "There is no file or folder" in bad.stderr and not (tmp_path / "bad").exists()
+    assert bad.returncode != 0 and "none.txt" in bad.stderr and not (tmp_path / "bad").exists()
 
 
 @pytest.mark.slow
@@ -457,9 +457,7 @@ def test_two_processes_fine_tune_as_one_does(run, tmp_path):
     frozen = by_two("finetune", run, "--dataset", table, "--length", 12, "--frozen")
     assert frozen.returncode == 0 and frozen.stdout.count("Saved in runs/2") == 1, frozen.stderr
     taken = by_two(*words, "--out", tmp_path / "one")
-    assert taken.returncode != 0 and taken.stderr.count("exists: give a new folder") == 1
-    small = by_two(*words, "--gradient-accumulation-steps", 5)
-    assert small.returncode != 0 and "A batch of 9 rows cannot be cut into 10 parts" in small.stderr
+    assert taken.returncode != 0 and "exists: give a new folder" in taken.stderr
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["1", "2"]
 
 

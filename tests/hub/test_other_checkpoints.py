@@ -314,7 +314,7 @@ def test_pretraining_goes_on_from_a_gpt2(hub, tmp_path):
     ours = open_tokenizer(tmp_path / "run")
     assert ours.fingerprint == open_tokenizer(hub[0] / "gpt2").fingerprint
     assert call("generate", tmp_path / "run", "anna", "--tokens", 5)[0].startswith("anna")
-    assert "bits_per_byte" in call("evaluate", tmp_path / "run")[0]
+    assert "bits_per_byte" in call("evaluate", tmp_path / "run", "--json")[0]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "distilgpt2", "t5-small", "t5-v1_1-small"])
