@@ -55,7 +55,8 @@ class T5Config:
                            ("num_decoder_layers", self.num_layers),
                            ("decoder_start_token_id", self.pad_token_id)):
             if getattr(self, name) is None: object.__setattr__(self, name, same)
-        n, far = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        n = self.relative_attention_num_buckets
+        far = self.relative_attention_max_distance
         assert n >= 4 and far > n // 2, f"{n} buckets can't reach as far as {far}"
 
     hidden_size = property(lambda self: self.d_model)
@@ -93,7 +94,8 @@ class RelativeBias(nn.Module):
     def __init__(self, config: T5Config, both_sides: bool):
         super().__init__()
         self.both_sides, self.far = both_sides, config.relative_attention_max_distance
-        self.table = nn.Embedding(config.relative_attention_num_buckets, config.num_heads)
+        buckets = config.relative_attention_num_buckets
+        self.table = nn.Embedding(buckets, config.num_heads)
 
     def forward(
         self,
@@ -143,7 +145,8 @@ class T5GatedFeedForward(nn.Module):
         super().__init__()
         D, I = config.d_model, config.d_ff
         self.gate, self.down = nn.Linear(D, I, False), nn.Linear(I, D, False)
-        self.value, self.dropout = nn.Linear(D, I, False), nn.Dropout(config.dropout_rate)
+        self.value = nn.Linear(D, I, False)
+        self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, hidden: Tensor) -> Tensor:  # both (B, S, D)
         gate = F.gelu(self.gate(hidden), approximate="tanh")
@@ -161,9 +164,11 @@ class T5Layer(GPTLayer):
     def __init__(self, config: T5Config):
         nn.Module.__init__(self)
         D, eps = config.d_model, config.layer_norm_epsilon
-        self.attention, self.attention_norm = self.attention_class(config), nn.RMSNorm(D, eps)
+        self.attention = self.attention_class(config)
+        self.attention_norm = nn.RMSNorm(D, eps)
         self.feed_forward = FEED_FORWARDS[config.feed_forward_proj](config)
-        self.output_norm, self.dropout = nn.RMSNorm(D, eps), nn.Dropout(config.dropout_rate)
+        self.output_norm = nn.RMSNorm(D, eps)
+        self.dropout = nn.Dropout(config.dropout_rate)
 
 
 class T5DecoderLayer(T5Layer):
@@ -218,7 +223,7 @@ class T5Decoder(T5Encoder):
 # %% ../nbs/21_t5.ipynb #a2f53d09
 @dataclass
 class TextOutput:
-    "What T5ForConditionalGeneration returns, in Hugging Face's names, and each loss alone."
+    "What a T5 returns, in Hugging Face's names, and each loss alone."
 
     loss: Tensor | None  # the sum of `losses`; None without labels
     logits: Tensor  # (B, T, V); with labels (N, V), where there is a label
@@ -255,7 +260,8 @@ class T5ForConditionalGeneration(nn.Module):
                      down=config.d_ff, words=D if plain else 1)
         for name, p in self.named_parameters():
             std = config.initializer_factor * sizes.get(name.split(".")[-2], D) ** -0.5
-            if p.dim() > 1: nn.init.normal_(p, 0.0, std, generator=generator)  # norms: 1
+            if p.dim() > 1:  # norms stay 1
+                nn.init.normal_(p, 0.0, std, generator=generator)
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         "How many answers the loss is a mean of, in the batch that `forward` takes."
@@ -274,11 +280,13 @@ class T5ForConditionalGeneration(nn.Module):
         if real is None: real = torch.ones_like(ids[:1])
         hidden = self.words(ids)
         mask = causal_mask(real, ids.shape[1], hidden.dtype)
-        return self.decoder(hidden, mask, memory, additive_mask(memory_real, hidden.dtype))
+        memory_mask = additive_mask(memory_real, hidden.dtype)
+        return self.decoder(hidden, mask, memory, memory_mask)
 
     def logits(self, hidden: Tensor) -> Tensor:  # (..., D) to (..., V)
         "The head: the word table and a scale in version 1.0, its own matrix in 1.1."
-        if self.config.scale_decoder_outputs: hidden = hidden / math.sqrt(hidden.shape[-1])
+        if self.config.scale_decoder_outputs:
+            hidden = hidden / math.sqrt(hidden.shape[-1])
         return F.linear(hidden, (self.head or self.words).weight)
 
     def forward(
@@ -289,7 +297,8 @@ class T5ForConditionalGeneration(nn.Module):
         decoder_attention_mask: Tensor | None = None,  # (B, T), 1 = real
         labels: Tensor | None = None,  # (B, T); -100 = not predicted
     ) -> TextOutput:
-        if decoder_input_ids is None: decoder_input_ids = shift_right(labels, self.config)
+        if decoder_input_ids is None:
+            decoder_input_ids = shift_right(labels, self.config)
         read = self.encode(input_ids, attention_mask)
         written = self.decode(
             decoder_input_ids, read[-1], attention_mask, decoder_attention_mask)

@@ -46,10 +46,12 @@ def _place(box: tuple) -> tuple[float, float, float, float]:
 def _box(column: float, row: float, text: str, kind: str = "part") -> str:
     "The SVG of one box."
     x, y, w, h = _place((column, row, text, kind))
-    blue, gold = "fill='#dbe9f6' stroke='#31688e'/>", "fill='#fde9c9' stroke='#b8860b'/>"
+    blue = "fill='#dbe9f6' stroke='#31688e'/>"
+    gold = "fill='#fde9c9' stroke='#b8860b'/>"
     frame = f"<rect x='{x - w}' y='{y - h}' width='{2 * w}' height='{2 * h}' rx='6' "
     circle = f"<circle cx='{x}' cy='{y}' r='{w}' "
-    shape = dict(part=frame + blue, other=frame + gold, sum=circle + gold, data="")[kind]
+    shapes = dict(part=frame + blue, other=frame + gold, sum=circle + gold, data="")
+    shape = shapes[kind]
     first, _, note = text.partition("\n")
     up = -3 if note else 5
     shape += f"<text x='{x}' y='{y + up}' font-size='14' {_TEXT}>{escape(first)}</text>"
@@ -79,7 +81,8 @@ def _arrow(corners: list[tuple[float, float]], label: str = "") -> str:
     if not label: return line
     (x, y), (X, Y) = max(zip(corners, corners[1:]), key=lambda ends: math.dist(*ends))
     x, y, w = (x + X) / 2, (y + Y) / 2, 3 + 3 * len(label)
-    ground = f"<rect x='{x - w:g}' y='{y - 8:g}' width='{2 * w}' height='15' fill='white'/>"
+    ground = (f"<rect x='{x - w:g}' y='{y - 8:g}' width='{2 * w}' height='15' "
+              "fill='white'/>")
     return line + ground + (f"<text x='{x:g}' y='{y + 4:g}' font-size='11' {_TEXT}>"
                             f"{escape(label)}</text>")
 
@@ -109,7 +112,8 @@ def show_diagram(
     xs, ys = zip(*corners)
     left, top = min(xs) - 14, min(ys) - 12
     wide, high = max(xs) + 14 - left, max(ys) + 12 - top
-    drawn = "".join([*map(_arrow, lines, labels), *(_box(*box) for box in boxes.values())])
+    drawn = "".join(
+        [*map(_arrow, lines, labels), *(_box(*box) for box in boxes.values())])
     svg = ("<svg xmlns='http://www.w3.org/2000/svg' "
            f"width='{wide:g}' height='{high:g}' viewBox='{left:g} {top:g} "
            f"{wide:g} {high:g}' role='img'>"

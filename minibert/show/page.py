@@ -178,8 +178,8 @@ def check_drawable(model: nn.Module, length: int) -> None:
     "Refuse a text that is too long for the model or for a picture: UserError."
     most = min(_MOST, model.config.max_position_embeddings)
     if length > most:
-        raise UserError(f"The text has {length} pieces, and {most} can be read and drawn: "
-                        "shorten it, or go sentence by sentence.")
+        raise UserError(f"The text has {length} pieces, and {most} can be read and "
+                        "drawn: shorten it, or go sentence by sentence.")
 
 
 def near(
@@ -192,7 +192,8 @@ def near(
     words = [token for token in dict.fromkeys(tokens) if token not in special]
     rows = ((word, neighbours(model, tokenizer, word)) for word in words)
     yield "Neighbours in the word table", [
-        [word, *(f"{piece} {cosine:.2f}" for piece, cosine in row)] for word, row in rows]
+        [word, *(f"{piece} {cosine:.2f}" for piece, cosine in row)]
+        for word, row in rows]
 
 # %% ../../nbs/reference/show/page.ipynb #726abbbf
 def _filled_figures(model, tokenizer, reading, folder, notes) -> Iterator[tuple]:
@@ -212,7 +213,7 @@ def show_filled(
     folder: Path,  # of the run or the checkpoint
     notes: list[str],  # what the page says beside; it may grow
 ) -> Shown:
-    "Heads, a lens of the MLM head if it's trained, scores on the run's own text, its curves."
+    "Heads, a lens if the MLM head is trained, scores on the run's text, its curves."
     ids = tokenizer.encode(text, pair, truncation=False)["input_ids"]
     check_drawable(model, len(ids))
     reading = read_text(model, tokenizer, text, pair)

@@ -200,7 +200,7 @@ class WordPieceTokenizer:
         return cls(**read_tokenizer(name_or_folder, **hub))
 
     def save_pretrained(self, folder: str | Path, **model) -> None:
-        "Write a folder that Hugging Face opens; `model` says what the model beside it reads."
+        "Write a folder that Hugging Face opens; for `model` see `write_tokenizer`."
         write_tokenizer(self, folder, **model)
 
     @property

@@ -30,7 +30,7 @@ class TrainingConfig:
     schedule: Literal["linear", "trapezoid"] = "linear"  # down at once, or flat first
     warmup: Share = 0.1  # share of the steps on the way up
     cooldown: Share = 0.2  # share of the steps on the way down, for the trapezoid
-    weight_decay: Annotated[float, Ge(0), Le(10)] = 0.01  # none on biases and LayerNorms
+    weight_decay: Annotated[float, Ge(0), Le(10)] = 0.01  # none on biases and norms
     max_grad_norm: Positive = 1.0  # a longer gradient is shortened to this
     precision: Literal["auto", "float32", "bfloat16"] = "float32"  # auto: the fast one
     seed: Whole = 0  # decides first weights, batches, masks and dropout
