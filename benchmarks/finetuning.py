@@ -23,7 +23,7 @@ import torch
 from minibert.core.files import write_whole
 from minibert.core.precision import choose_precision, keep_freed_memory
 from minibert.core.seeds import seeded
-from minibert.measure.bags import bag_of_words
+from minibert.measure.baselines import bag_of_words
 from minibert.nn.classifier_parts import pool
 from minibert.finetuning import BertClassifier, finetune, train_frozen
 from minibert.runs.finetune import FinetuneConfig, start_classifier, training_for

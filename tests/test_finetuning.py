@@ -20,8 +20,8 @@ from minibert.data.stories import stories
 from minibert.core.errors import UserError
 from minibert.core.seeds import seeded
 from minibert.evaluation import wilson
-from minibert.measure.bags import bag_of_words
-from minibert.runs.classifiers import classify, load_classifier, save_classifier
+from minibert.measure.baselines import bag_of_words
+from minibert.runs.finetune import classify, load_classifier, save_classifier
 from minibert.finetuning import BertClassifier, accuracy_figures, difference, finetune, fit_linear, train_frozen
 from minibert.runs.finetune import (
     FinetuneConfig, _set_dropout_, read_parts, resume_finetuning, run_finetuning,

@@ -26,15 +26,14 @@ ORDER = """  # of the modules: each may import those before it
     core.errors core.fields core.files core.precision core.progress core.seeds config text.cleaning
     text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
     data.stories data.tables data.documents data.corpus data.pairs measure.baselines measure.predictions pairs
-    train.recipe train.optimizers training evaluation parity hub.families hub.config_files hub.files weights
+    train.recipe train.optimizers training evaluation parity hub.families hub.files weights
     numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     data.labels nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
     finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block speed checks.exercises checks measure.observer
-    runs.options runs.asking runs.tasks runs.bert measure.bags runs.classifiers runs.finetune text.foreign runs.runs
-    core.course show.diagrams measure.heads show.plots show.page data.windows data.spans data.gaps show.pictured
-    checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
+    runs.options runs.asking runs.tasks runs.bert runs.finetune text.foreign runs.runs
+    core.course show.diagrams measure.heads show.plots show.page data.windows data.spans     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
-    checks.c20 checks.c21 checks.c24 checks.c25 nn.fast hub.compare hub.compared measure.probes measure.probe_runs
+    checks.c20 checks.c21 checks.c24 checks.c25 nn.fast hub.compare measure.probes measure.probe_runs
     perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.t5 cli.options
     cli.main
 """.split("\n", 1)[1].split()

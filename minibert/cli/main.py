@@ -225,7 +225,7 @@ def run_generate(options: Generate) -> None:
 
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.runs.classifiers import check_pair, classify, load_classifier
+    from minibert.runs.finetune import check_pair, classify, load_classifier
     from minibert.tokenizer import WordPieceTokenizer
     model = load_classifier(options.run)
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
@@ -277,7 +277,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
         return code
     except SystemExit as stopped: return stopped.code or 0  # tyro has said why
     except KeyboardInterrupt as stopped:
-        print(f"\n{stopped or 'Stopped.'}", file=sys.stderr)
+        print(f"\n{str(stopped) or 'Stopped.'}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read us has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from copy import copy
 
 import torch
@@ -16,12 +17,14 @@ from ..core.errors import UserError
 from ..core.precision import check_finite, evaluating
 from ..core.seeds import seeded
 from .corpus import Corpus
-from ..tokenizer import WordPieceTokenizer
 from .windows import Joined, guess_losses
+from ..t5 import T5ForConditionalGeneration, generate_from
+from ..text.foreign import FileTokenizer
+from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
 __all__ = ['SENTINELS', 'span_sizes', 'raw_length', 'span_mask', 'spans', 'rebuild', 'spell', 'Spans', 'label_losses',
-           'hidden_tokens', 'span_figures', 'span_baselines']
+           'hidden_tokens', 'span_figures', 'span_baselines', 'gap_ids', 'read_gaps', 'check_gaps', 'write_answer']
 
 # %% ../../nbs/reference/data/spans.ipynb #078f0025
 def span_sizes(
@@ -262,3 +265,69 @@ def span_baselines(
     text = noise * (found["unigram_loss"] + math.log(targets / noise))
     return found | dict(
         target_unigram_loss=(text + (gaps + 1) * math.log(targets)) / targets)
+
+# %% ../../nbs/reference/data/spans.ipynb #51d3a943
+def gap_ids(
+    tokenizer: WordPieceTokenizer | FileTokenizer,
+) -> Sequence[int]:  # the first gap's first
+    "The ids that stand for gaps: named in a T5's own files, or behind our vocabulary."
+    if isinstance(tokenizer, FileTokenizer): return tokenizer.sentinels
+    V = tokenizer.vocab_size
+    return range(V + SENTINELS - 1, V - 1, -1)
+
+# %% ../../nbs/reference/data/spans.ipynb #0a4e411c
+_GAP = re.compile(r"\[MASK\](\s*\[MASK\])*")  # neighbours are one gap
+
+
+def read_gaps(
+    tokenizer: WordPieceTokenizer | FileTokenizer,
+    text: str,  # perhaps with a [MASK] for each gap
+) -> list[int]:
+    "A text as a T5 reads it; UserError for no text, or for too many gaps."
+    if not text.strip(): raise UserError("There is no text to answer: give some words.")
+    count, gaps = len(_GAP.findall(text)), gap_ids(tokenizer)
+    if count > len(gaps):
+        raise UserError(f"The text has {count} gaps, and the model knows {len(gaps)}: "
+                        "ask for fewer at a time.")
+    numbered = iter(gaps)
+    if isinstance(tokenizer, FileTokenizer):
+        named = _GAP.sub(lambda _: tokenizer.pieces[next(numbered)], text)
+        return [*tokenizer.ids(named), tokenizer.sep_id]
+    ids = tokenizer.ids(_GAP.sub("[MASK]", text))
+    ids = [next(numbered) if i == tokenizer.mask_id else i for i in ids]
+    return [tokenizer.cls_id, *ids, tokenizer.sep_id]
+
+# %% ../../nbs/reference/data/spans.ipynb #db24fbff
+def check_gaps(
+    model: T5ForConditionalGeneration,
+    tokenizer: WordPieceTokenizer | FileTokenizer,
+) -> None:
+    "UserError for a T5 whose ids aren't our pieces and the gaps behind them."
+    known, wanted = model.config.vocab_size, gap_ids(tokenizer)[0] + 1
+    if isinstance(tokenizer, WordPieceTokenizer) and known != wanted:
+        raise UserError(f"The model has {known:,} ids, and the tokenizer's pieces with "
+                        f"the gaps are {wanted:,}: give the model its own.")
+
+
+def write_answer(
+    model: T5ForConditionalGeneration,
+    tokenizer: WordPieceTokenizer | FileTokenizer,
+    text: str,  # with a [MASK] for each gap, or a task
+    tokens: int = 100,  # that it writes, at most
+    **how,  # temperature, top_k, top_p, seed: see `generate_from`
+) -> str:
+    "The text with its gaps filled, or an answer; UserError where there can be none."
+    ours, gaps = isinstance(tokenizer, WordPieceTokenizer), gap_ids(tokenizer)
+    if ours and not _GAP.search(text):
+        raise UserError(f"The text {text!r} has no gap: write [MASK] where the model "
+                        "is to fill something in.")
+    check_gaps(model, tokenizer)
+    ids = read_gaps(tokenizer, text)
+    asked, written = {*gaps} & {*ids}, []
+    past = {*gaps} - asked if asked else {}  # the gaps behind the last one
+    read = torch.tensor([ids], device=model.words.weight.device)
+    for token in generate_from(model, read, tokens, **how):
+        if token.item() in past: break
+        written.append(token.item())
+    if asked: written = rebuild(ids, written, gaps, tokenizer.sep_id)
+    return tokenizer.decode(written)

@@ -14,17 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.errors import UserError
 from ..core.files import atomic_dir, check_free, write_whole
+from ..gpt import generate
 from .families import family_of, resolve
 from .files import find_checkpoint
+from ..model import attentions
+from ..nn.sampling import check_rows
+from ..t5 import generate_from, shift_right
 from ..text.foreign import open_tokenizer
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['Compared', 'compare_with_hf', 'comparison_table']
+__all__ = ['FILLS', 'CONTINUES', 'ANSWERS', 'Compared', 'compare_with_hf', 'comparison_table']
 
 # %% ../../nbs/reference/hub/compare.ipynb #ec678f25
 @dataclass(frozen=True)
@@ -213,3 +218,178 @@ def _write_comparison(result, kind, ours, theirs, batch, tokenizer, out: Path) -
     with atomic_dir(out) as aside:
         write_figure(figure, aside / "parity.png")
         write_whole(aside / "parity.json", json.dumps(result, indent=2) + "\n")
+
+# %% ../../nbs/reference/hub/compare.ipynb #4817b02e
+def _is_ours(model: nn.Module) -> bool: return hasattr(model, "counts")
+
+
+def _ask(model: nn.Module, batch: dict[str, Tensor]) -> tuple:  # output, states, probs
+    "What a model with one stack gives, its states, and the probs of each layer."
+    if _is_ours(model):
+        out = model(**batch)
+        states = (model.bert(**batch) if hasattr(model, "bert") else out).hidden_states
+        return out, states, attentions(model, **batch)
+    out = model(**batch, output_hidden_states=True, output_attentions=True)
+    return out, out.hidden_states, out.attentions
+
+
+def _by_layer(states, probs, before: str = "", across=()) -> dict[str, Tensor]:
+    "Embeddings, and the probs and the hidden states of each layer by name."
+    parts = {f"{before}embeddings": states[0]}
+    for n, hidden in enumerate(states[1:], 1):
+        parts[f"{before}attention {n}"] = probs[n - 1].transpose(1, 2)
+        if across: parts[f"cross attention {n}"] = across[n - 1].transpose(1, 2)
+        parts[f"{before}layer {n}"] = hidden
+    return parts
+
+# %% ../../nbs/reference/hub/compare.ipynb #4e9112f6
+_ONE_ROW = "pooler", "NSP logits"
+
+
+def _filled_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    "States, probs and logits; the pooler and NSP where the model has them."
+    out, states, probs = _ask(model, batch)
+    parts = _by_layer(states, probs)
+    if not hasattr(out, "prediction_logits"): return parts | {"MLM logits": out.logits}
+    last, pooler = states[-1], model.bert.pooler
+    parts["pooler"] = pooler(last[:, 0]).tanh() if _is_ours(model) else pooler(last)
+    return parts | {"MLM logits": out.prediction_logits,
+                    "NSP logits": out.seq_relationship_logits}
+
+
+def _not_held(missing: str, theirs: nn.Module) -> list[str]:
+    "The parts that a checkpoint lacks, or that their class has no place for."
+    if not hasattr(theirs, "bert"): missing += " pooler"
+    gone = {"pooler": "pooler" in missing, "MLM logits": "cls.predictions" in missing,
+            "NSP logits": "pooler" in missing or "seq_relationship" in missing}
+    return [part for part in gone if gone[part]]
+
+
+def _encode(model: nn.Module, tokenizer: Any, texts: list) -> dict[str, Tensor]:
+    return tokenizer.encode_batch(texts, return_tensors="pt")
+
+
+FILLS = Compared(
+    batch=_encode, parts=_filled_parts, absent=_not_held,
+    real=lambda batch, name: (
+        None if name in _ONE_ROW else batch["attention_mask"].bool()))
+
+# %% ../../nbs/reference/hub/compare.ipynb #a88ae703
+_WIDE = dict(allowed={"float32": 1e-4, "float64": 1e-9}, relative=True, special=False)
+_TOKENS = 20  # that both models write
+
+
+def _padded(rows: list[list[int]], fill: int) -> Tensor:  # (B, S)
+    tensors = [torch.tensor(row, dtype=torch.int64) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
+
+
+def _texts(model: nn.Module, tokenizer, texts: list[str], end: list[int]) -> tuple:
+    "The ids of texts (B, S) and where they are real; UserError for what can't be read."
+    rows = [tokenizer.ids(text) + end for text in texts]
+    check_rows(rows, model.config)
+    return _padded(rows, tokenizer.pad_id), _padded([[1] * len(row) for row in rows], 0)
+
+
+def _greedily(model: nn.Module, ids: Tensor, tokens: int, **about) -> Tensor:
+    "What their model writes after ids, whatever its own settings ask for."
+    model.generation_config = type(model.generation_config)(
+        max_new_tokens=tokens, do_sample=False, use_cache=False, **about)
+    return model.generate(ids)
+
+# %% ../../nbs/reference/hub/compare.ipynb #72be075c
+def _continued_batch(
+    model: nn.Module, tokenizer, texts: list[str],
+) -> dict[str, Tensor]:
+    ids, real = _texts(model, tokenizer, texts, [])
+    return dict(input_ids=ids, attention_mask=real,
+                labels=ids.masked_fill(real == 0, -100))
+
+
+def _continued_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    "States, probs, logits, and the loss by its formula."
+    asked = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    out, states, probs = _ask(model, asked)
+    parts = _by_layer(states, probs) | dict(logits=out.logits)
+    if _is_ours(model): loss = model(**batch).loss
+    else: loss = F.cross_entropy(
+        out.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+    return parts | dict(loss=loss)
+
+
+def _continued(model: nn.Module, batch: dict[str, Tensor]) -> list[list[int]]:
+    ids = batch["input_ids"][:1, :int(batch["attention_mask"][0].sum())]
+    tokens = min(_TOKENS, model.config.n_positions - ids.shape[1])
+    if tokens < 1: return [[]]
+    if _is_ours(model):
+        return torch.stack([*generate(model, ids, tokens, temperature=0)], 1).tolist()
+    return _greedily(model, ids, tokens, pad_token_id=0)[:, ids.shape[1]:].tolist()
+
+
+CONTINUES = Compared(
+    batch=_continued_batch, parts=_continued_parts, written=_continued, **_WIDE,
+    real=lambda batch, name: None if name == "loss" else batch["attention_mask"].bool())
+
+# %% ../../nbs/reference/hub/compare.ipynb #8160bd55
+def _answered_batch(model: nn.Module, tokenizer, texts: list[str]) -> dict[str, Tensor]:
+    ids, real = _texts(model, tokenizer, texts, [model.config.eos_token_id])
+    rows = [row[keep].tolist() for row, keep in zip(ids, real.bool())]
+    labels = _padded(rows[1:] + rows[:1], -100)
+    return dict(input_ids=ids, attention_mask=real, labels=labels,
+                decoder_input_ids=shift_right(labels, model.config))
+
+
+def _answered_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    "States and probs of both stacks, the probs between them, logits, and the loss."
+    asked = {name: batch[name] for name in batch if name != "labels"}
+    if _is_ours(model):
+        out, loss = model(**asked), model(**batch).loss
+        probs = attentions(model, **asked)
+        L = model.config.num_layers  # then each layer of the decoder has two
+        probs = probs[:L], probs[L::2], probs[L + 1::2]
+    else:
+        out = model(**asked, output_hidden_states=True, output_attentions=True)
+        loss = F.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
+        probs = out.encoder_attentions, out.decoder_attentions, out.cross_attentions
+    parts = _by_layer(out.encoder_hidden_states, probs[0], "encoder ")
+    parts |= _by_layer(out.decoder_hidden_states, probs[1], "decoder ", probs[2])
+    return parts | dict(logits=out.logits, loss=loss)
+
+
+def _answered_places(batch: dict[str, Tensor], name: str) -> Tensor | None:
+    if name == "loss": return None
+    if name.startswith("encoder"): return batch["attention_mask"].bool()
+    return batch["labels"] != -100
+
+# %% ../../nbs/reference/hub/compare.ipynb #95a7e9ae
+def _answered(model: nn.Module, batch: dict[str, Tensor]) -> list[list[int]]:
+    length, c = int(batch["attention_mask"][0].sum()), model.config
+    ids = batch["input_ids"][:1, :length]
+    if _is_ours(model):
+        written = [*generate_from(model, ids, _TOKENS, temperature=0)]
+        return torch.stack(written, 1).tolist()
+    start = getattr(c, "decoder_start_token_id", None)
+    if start is None: start = c.pad_token_id  # as transformers does for a T5
+    said = _greedily(model, ids, _TOKENS, pad_token_id=c.pad_token_id,
+                     eos_token_id=c.eos_token_id,
+                     decoder_start_token_id=start)
+    return said[:, 1:].tolist()
+
+
+@contextmanager
+def _exact_norms(theirs: nn.Module) -> Iterator[None]:
+    "While it lasts, their norm takes its variance in the type of what it norms."
+    kind = type(theirs.encoder.final_layer_norm)
+    before = kind.forward
+    def norm(self, x):
+        return self.weight * (
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+    kind.forward = norm
+    try: yield
+    finally: kind.forward = before
+
+
+ANSWERS = Compared(
+    batch=_answered_batch, parts=_answered_parts, real=_answered_places,
+    written=_answered, exact=_exact_norms, drawn="encoder attention 1", **_WIDE,
+    note="Their norm, which takes its variance in float32, took it in float64 there.")

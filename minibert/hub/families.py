@@ -37,7 +37,7 @@ class Family:
     head: str = ""  # a name in `tied` that some checkpoints hold as a matrix of its own
     only: dict = field(default_factory=dict)  # of the config: what we compute
     template: bool = True  # do its texts stand between [CLS] and [SEP]?
-    compared: str = "minibert.hub.compared:FILLS"  # what `parity` compares, or ""
+    compared: str = "minibert.hub.compare:FILLS"  # what `parity` compares, or ""
     inspected: str = "minibert.show.page:show_filled"  # what `minibert inspect` draws
     fast: str = ""  # makes the subclass that trains, with the same tensors, or ""
 
@@ -107,7 +107,7 @@ def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
         "minibert.finetuning:BertClassifier.from_config",
         (_BODY + heads).replace("BASE", base), f"{base}.", dict(pooling=pooling),
         ignored=_BUFFERS, only=_ONLY[base],
-        compared="", inspected="minibert.show.pictured:show_labelled",
+        compared="", inspected="minibert.show.page:show_labelled",
         **more)
 
 
@@ -171,9 +171,9 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         ignored=(".attn.bias", ".attn.masked_bias"),
         only=dict(scale_attn_weights=[True], scale_attn_by_inverse_layer_idx=[False],
                   add_cross_attention=[False], activation_function=_ACTIVATIONS),
-        template=False, compared="minibert.hub.compared:CONTINUES",
+        template=False, compared="minibert.hub.compare:CONTINUES",
         fast="minibert.nn.fast:FastGPTForCausalLM",
-        inspected="minibert.show.pictured:show_continued"),
+        inspected="minibert.show.page:show_continued"),
     ("t5", "T5ForConditionalGeneration"): Family(
         "minibert.t5:T5Config", "minibert.t5:T5ForConditionalGeneration", _T5,
         tied={"encoder.embed_tokens.weight": "shared.weight",
@@ -181,9 +181,9 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
               "lm_head.weight": "shared.weight"},  # without a head of its own
         ignored=("EncDecAttention.relative_attention_bias.weight",),  # Google's, unused
         only=dict(is_encoder_decoder=[True]), head="lm_head.weight",
-        compared="minibert.hub.compared:ANSWERS",
+        compared="minibert.hub.compare:ANSWERS",
         fast="minibert.nn.fast:FastT5ForConditionalGeneration",
-        inspected="minibert.show.pictured:show_answered"),
+        inspected="minibert.show.page:show_answered"),
 }
 
 # %% ../../nbs/reference/hub/families.ipynb #f7fad59b

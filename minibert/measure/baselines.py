@@ -5,6 +5,8 @@
 # %% ../../nbs/reference/measure/baselines.ipynb #af67cc39
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +14,13 @@ import numpy as np
 from torch import Tensor
 
 from ..data.corpus import Corpus
+from ..data.labels import Examples
 from ..data.stories import Oracle, Story
 
 # %% auto #0
 __all__ = ['Chosen', 'chosen_tokens', 'count_pieces', 'piece_shares', 'unigram_baseline', 'Bigrams', 'count_bigrams',
-           'bigram_baseline', 'words_whole', 'best_chances', 'accuracy_bound', 'Known', 'masked_baselines']
+           'bigram_baseline', 'words_whole', 'best_chances', 'accuracy_bound', 'Known', 'masked_baselines',
+           'word_counters', 'bag_of_words']
 
 # %% ../../nbs/reference/measure/baselines.ipynb #26d96aaf
 @dataclass(frozen=True)
@@ -223,3 +227,37 @@ def masked_baselines(
         sampler, known.stories, batches, batch_size)
     if bound: figures["mlm_accuracy_bound"] = bound
     return figures
+
+# %% ../../nbs/reference/measure/baselines.ipynb #2bb32742
+def _words(text: str | tuple) -> list[str]:
+    "Lower-case words and marks; those of a second text are words of their own."
+    if isinstance(text, str): return re.findall(r"\w+|[^\w\s]", text.lower())
+    a, b = text
+    return _words(a) + [f"2:{word}" for word in _words(b)]
+
+# %% ../../nbs/reference/measure/baselines.ipynb #863d472e
+def word_counters() -> tuple[type, type]:
+    "scikit-learn's two classes; ImportError saying how to get them."
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+    except ModuleNotFoundError:
+        raise ImportError("The bag of words needs scikit-learn: pip install "
+                          "scikit-learn.") from None
+    return TfidfVectorizer, LogisticRegression
+
+# %% ../../nbs/reference/measure/baselines.ipynb #0bc450b2
+def bag_of_words(
+    train: Examples,
+    val: Examples,  # decides how freely rare words are used
+    test: Examples,
+) -> np.ndarray:  # (N,) the answers, as numbers
+    "What word counts alone can tell: tf-idf and a logistic regression (scikit-learn)."
+    Vectorizer, Regression = word_counters()
+    bag = Vectorizer(analyzer=_words).fit(train.texts)
+    seen, judged, other = (bag.transform(p.texts) for p in (train, val, test))
+    with warnings.catch_warnings():  # many labels of few texts are meant
+        warnings.filterwarnings("ignore", message="The number of unique classes")
+        fits = [Regression(C=C, max_iter=1000).fit(seen, train.labels)
+                for C in (0.1, 1.0, 10.0, 100.0)]
+    return max(fits, key=lambda fit: fit.score(judged, val.labels)).predict(other)

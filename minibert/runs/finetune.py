@@ -10,39 +10,105 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
-from .asking import (
-    began, check_ids, check_weights, learned, untrained, warn_unknown)
 from ..attention import MultiHeadAttention
-from ..measure.bags import bag_of_words, word_counters
-from ..train.checkpoints import list_checkpoints, only_run_in
-from .classifiers import save_classifier
 from ..core.errors import UserError
-from ..core.files import write_whole
-from ..core.precision import choose_precision
+from ..core.files import write_whole, read_json
+from ..core.precision import choose_precision, check_finite, evaluating
+from ..core.progress import say
 from ..core.seeds import seeded
-from ..hub.files import find_checkpoint
+from minibert.data.labels import (
+    Examples, ExampleSampler, ask, check_counts, hold_out, read_examples, take_share,
+    count_cut)
+from ..data.tables import load_table
 from ..finetuning import (
     BertClassifier, accuracy_figures, difference, finetune, train_frozen)
-from ..data.labels import (
-    Examples, ExampleSampler, ask, check_counts, hold_out, read_examples, take_share)
-from ..data.tables import load_table
+from ..hub.files import find_checkpoint
+from ..measure.baselines import bag_of_words, word_counters
 from ..model import BertModel
+from .asking import (
+    began, check_ids, check_weights, learned, untrained, warn_unknown)
+from .options import FORMAT, FinetuneConfig, read_finetuning
+from ..tokenizer import WordPieceTokenizer
+from ..train.checkpoints import list_checkpoints, only_run_in
 from ..train.processes import (
     any_process, first_alone, join_processes, own_device)
-from ..core.progress import say
-from .options import FORMAT, FinetuneConfig, read_finetuning
 from ..train.recipe import TrainingConfig
-from ..tokenizer import WordPieceTokenizer
-from ..weights import load_encoder
+from ..weights import load_encoder, load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
-__all__ = ['read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
+__all__ = ['save_classifier', 'check_pair', 'load_classifier', 'classify', 'read_parts', 'start_classifier', 'training_for',
+           'run_finetuning', 'resume_finetuning']
+
+# %% ../../nbs/reference/runs/finetune.ipynb #aec833f8
+def save_classifier(
+    model: BertClassifier,
+    tokenizer: WordPieceTokenizer,
+    folder: str | Path,
+) -> None:
+    "Write what Hugging Face's text-classification opens, unless it pools the mean."
+    tokenizer = copy(tokenizer)
+    most = model.config.max_position_embeddings
+    tokenizer.max_length = min(tokenizer.max_length, most)
+    save_pretrained(model, tokenizer, folder)
+
+# %% ../../nbs/reference/runs/finetune.ipynb #3e29b50a
+def check_pair(name_or_folder: str | Path, pair: str | None) -> None:
+    "Refuse a pair where single texts were learned, and the reverse: UserError."
+    path = Path(name_or_folder) / "options.json"
+    if not path.is_file(): return  # not made here
+    learned = read_json(path).get("text_pair_column")
+    if learned is None and pair is not None:
+        raise UserError(f"{name_or_folder} has learned single texts, not pairs: leave "
+                        "out --pair.")
+    if learned is not None and pair is None:
+        raise UserError(f"{name_or_folder} has learned pairs of texts: give the second "
+                        "by --pair.")
+
+
+def load_classifier(name_or_folder: str | Path) -> BertClassifier:  # in eval mode
+    "Open a fine-tuned BERT, ours or Hugging Face's; UserError if it is none."
+    model = load_pretrained(name_or_folder)
+    if not hasattr(model, "classifier"):
+        advice = ("it is no classifier yet. Make one of it"
+                  if hasattr(model, "bert") else
+                  "it sorts no texts. Make a classifier of a BERT")
+        raise UserError(f"{name_or_folder} is a {type(model).__name__}: {advice} with "
+                         "minibert finetune.")
+    broken = [name for name, value in to_hf(model).items()
+              if not value.isfinite().all()]
+    if broken:
+        raise UserError(f"{name_or_folder} has numbers in {min(broken)} that are not "
+                         "finite: its weights are damaged. Fine-tune it again.")
+    return model
+
+# %% ../../nbs/reference/runs/finetune.ipynb #22e16dc9
+def classify(
+    model: BertClassifier,
+    tokenizer: WordPieceTokenizer,
+    texts: str | tuple | list,  # a text, a pair of texts, or a list of either
+) -> list[dict[str, float]]:  # for each text, label -> probability, likeliest first
+    "What a fine-tuned BERT says of texts; UserError."
+    texts = texts if isinstance(texts, list) else [texts]
+    most = min(tokenizer.max_length, model.config.max_position_embeddings)
+    if cut := count_cut(texts, tokenizer, most):
+        what = f"{cut:,} of {len(texts):,} texts were" if texts[1:] else "The text was"
+        warnings.warn(f"{what} cut to {most} tokens, the most that this model reads: "
+                      "ask about shorter texts.", stacklevel=2)
+    batch = tokenizer.encode_batch(texts, max_length=most, return_tensors="pt")
+    warn_unknown("the text", tokenizer, batch["input_ids"].flatten())
+    with evaluating(model) as device:
+        batch = {name: values.to(device) for name, values in batch.items()}
+        logits = model(**batch).logits.double()
+    check_finite("The model's answers", logits)
+    rows = [dict(zip(model.names, row)) for row in logits.softmax(-1).tolist()]
+    return [dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in rows]
 
 # %% ../../nbs/reference/runs/finetune.ipynb #e4574df0
 def read_parts(

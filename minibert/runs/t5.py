@@ -41,7 +41,7 @@ def answered(
     **how,  # temperature, top_k, top_p, seed: see `generate_from`
 ) -> Iterator[str]:  # one text
     "A text with what a T5 writes into its gaps, or its answer."
-    from minibert.data.gaps import write_answer
+    from minibert.data.spans import write_answer
     yield write_answer(model, tokenizer, text, tokens, **how)
 
 
@@ -76,7 +76,7 @@ class T5Task(Task):
 
     def check_start(self, model: Any, tokenizer: Any, plan: T5Plan) -> None:
         "Gaps need pieces of their own."
-        from minibert.data.gaps import check_gaps
+        from minibert.data.spans import check_gaps
         check_gaps(model, tokenizer)
 
     def figures(self, model: Any, run: Any) -> dict:
@@ -95,7 +95,7 @@ class T5Task(Task):
         "What it writes into the gaps of four held-out texts."
         import torch
 
-        from minibert.data.gaps import gap_ids
+        from minibert.data.spans import gap_ids
         from minibert.data.spans import span_mask, spans, spell
         from minibert.t5 import generate_from
         tokenizer, lines = run.tokenizer, ["", "What it writes into the gaps:"]

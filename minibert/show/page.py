@@ -10,32 +10,43 @@ import html
 import io
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..runs.asking import began, learned, warn_unknown
-from ..train.callbacks import read_metrics
 from ..core.errors import UserError
 from ..core.files import atomic_dir, check_free, write_whole
+from ..core.precision import check_finite, evaluating
 from ..data.corpus import Corpus
+from ..data.spans import read_gaps
+from ..finetuning import BertClassifier
+from ..gpt import GPTForCausalLM
+from ..heads import BertForPreTraining
 from ..hub.families import family_of, resolve
-from ..measure.heads import name_heads, score_heads
 from ..inside import (
     KINDS, Reading, head_entropy, logit_lens, neighbours, read_text, rollout)
+from ..measure.heads import name_heads, score_heads, anisotropy
 from ..measure.observer import part_curves, plain_batch
-from ..text.foreign import open_tokenizer
+from ..model import attentions
+from ..nn.sampling import check_rows
 from ..pairs import PairSampler
+from ..runs.asking import began, learned, warn_unknown
+from ..runs.finetune import check_pair, classify
 from .plots import show_curves, show_heads, show_matrix, show_sheet
-from ..measure.heads import anisotropy
+from ..t5 import T5ForConditionalGeneration, generate_from
+from ..text.foreign import open_tokenizer
+from ..train.callbacks import read_metrics
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['text_figures', 'for_bertviz', 'Shown', 'check_drawable', 'near', 'show_filled', 'inspect']
+__all__ = ['text_figures', 'for_bertviz', 'Shown', 'check_drawable', 'near', 'show_filled', 'inspect', 'next_lens',
+           'show_continued', 'show_answered', 'show_labelled']
 
 # %% ../../nbs/reference/show/page.ipynb #ca1646fd
 def text_figures(reading: Reading) -> Iterator[tuple]:
@@ -255,3 +266,136 @@ def inspect(
     shown = show(model, tokenizer, text, pair, Path(run), notes)
     with atomic_dir(out) as aside: _write(aside, run, model.config, shown, notes)
     return out / "index.html"
+
+# %% ../../nbs/reference/show/page.ipynb #3c5e2b23
+def _names(tokenizer: Any, ids: list[int], vocab_size: int) -> list[str]:
+    "The pieces; a sentinel that the tokenizer does not know is counted from the end."
+    known = tokenizer.pieces
+    return [known[i] if i < len(known) else f"<{vocab_size - 1 - i}>" for i in ids]
+
+
+def _ids_of(
+    model: Any, text: str, pair: str | None, read: Callable,
+) -> Tensor:  # (1, S)
+    "The ids of one text; UserError with a sentence for what can't be read."
+    if pair is not None:
+        raise UserError("This model reads one text, not a pair: leave out --pair.")
+    if not text.strip(): raise UserError("There is no text to read: give some words.")
+    rows = [read(text)]
+    check_drawable(model, len(rows[0]))
+    check_rows(rows, model.config)
+    return torch.tensor(rows)
+
+
+def _reading(tokenizer, model, ids: Tensor, probs: tuple, states: tuple) -> Reading:
+    tokens = _names(tokenizer, ids[0].tolist(), model.config.vocab_size)
+    joined = torch.cat(states).float()
+    check_finite("What the model computes", joined, *probs)
+    return Reading(tokens, [0] * len(tokens), probs, joined)
+
+
+def _words(model, tokenizer, tokens: list[str]) -> Iterator[tuple]:
+    "The table of neighbours, for the pieces that the tokenizer has."
+    table = SimpleNamespace(word_embeddings=model.words.weight)
+    yield from near(table, tokenizer, [t for t in tokens if t in tokenizer.vocab])
+
+# %% ../../nbs/reference/show/page.ipynb #e2c0b710
+def next_lens(
+    model: GPTForCausalLM,
+    states: Tensor,  # (layers + 1, S, D), the last one normed
+) -> Tensor:  # (layers + 1, S, V), probabilities
+    "What each layer would say comes next, if it were the last."
+    with evaluating(model):
+        hidden = torch.cat([model.encoder.norm(states[:-1]), states[-1:]])
+        return F.linear(hidden, model.words.weight).float().softmax(-1)
+
+
+def _next_figures(model, tokenizer, reading: Reading, ids: Tensor) -> Iterator[tuple]:
+    "The likeliest next pieces by layer, and how likely the piece was that came."
+    depth = ["embeddings", *(f"after {n}" for n in range(len(reading.attentions)))]
+    lens = next_lens(model, reading.states.to(model.words.weight)).cpu()
+    best = lens[-1, -1].topk(min(8, lens.shape[-1])).indices
+    names = _names(tokenizer, best.tolist(), model.config.vocab_size)
+    said = f"{names[0]} with {lens[-1, -1, best[0]]:.2f}"
+    yield "next", "What each layer would say next", show_matrix(
+        lens[:, -1, best], depth, names, fmt=".2f",
+        alt=f"What comes after {reading.tokens[-1]}, by layer: the last one says "
+            f"{said}.")
+    came = ids[0, 1:].cpu()
+    if len(came):
+        yield "lens", "How likely each piece was before it came, by layer", show_matrix(
+            lens[:, torch.arange(len(came)), came], depth, reading.tokens[1:],
+            alt=f"The probability of {len(came)} pieces before they came, by layer.")
+
+
+def show_continued(
+    model: GPTForCausalLM, tokenizer: Any, text: str, pair: str | None,
+    folder: Path, notes: list[str],  # as in `show_filled`; not needed
+) -> Shown:
+    "Heads, and a lens of what comes next."
+    def read(text): return [tokenizer.sep_id, *tokenizer.ids(text)]
+    ids = _ids_of(model, text, pair, read)
+    with evaluating(model) as device:
+        batch = dict(input_ids=ids.to(device))
+        states, probs = model(**batch).hidden_states, attentions(model, **batch)
+    reading = _reading(tokenizer, model, ids, probs, states)
+    def figures():
+        yield from text_figures(reading)
+        yield from _next_figures(model, tokenizer, reading, ids)
+    return Shown(reading.tokens, figures(), _words(model, tokenizer, reading.tokens))
+
+# %% ../../nbs/reference/show/page.ipynb #79becca5
+_TOKENS = 20  # of an answer
+
+
+def _answer(model: T5ForConditionalGeneration, ids: Tensor) -> tuple:
+    "What the model answers, and with the answer given its output and its probs."
+    written = torch.stack([*generate_from(model, ids, _TOKENS, temperature=0)], 1)
+    start = torch.full_like(ids[:, :1], model.config.decoder_start_token_id)
+    with evaluating(model):
+        shifted = torch.cat([start, written[:, :-1]], 1)
+        batch = dict(input_ids=ids, decoder_input_ids=shifted)
+        return written, model(**batch), attentions(model, **batch)
+
+
+def _cross_figures(
+    reading: Reading, answer: list[str], across: list,
+) -> Iterator[tuple]:
+    "The encoder's maps, and for each token of the answer what was looked at."
+    yield from text_figures(reading)
+    for n, probs in enumerate(across):
+        heading = ("What each token of the answer looked at in layer "
+                   f"{n}, mean of its heads")
+        yield f"cross-{n}", heading, show_matrix(
+            probs[0].float().mean(0).cpu(), answer, reading.tokens,
+            alt=f"{len(answer)} tokens of an answer by {len(reading.tokens)} pieces of "
+                "a text: how much each looked at each.")
+
+
+def show_answered(
+    model: T5ForConditionalGeneration, tokenizer: Any, text: str, pair: str | None,
+    folder: Path, notes: list[str],  # as in `show_filled`; the answer joins the notes
+) -> Shown:
+    "The encoder's heads, an answer, and what it looked at."
+    ids = _ids_of(model, text, pair, lambda text: read_gaps(tokenizer, text))
+    written, out, probs = _answer(model, ids.to(model.words.weight.device))
+    L = model.config.num_layers  # then each layer of the decoder has two
+    reading = _reading(tokenizer, model, ids, probs[:L], out.encoder_hidden_states)
+    answer = _names(tokenizer, written[0].tolist(), model.config.vocab_size)
+    notes.append(f"Its answer: {' '.join(answer)}")
+    return Shown(reading.tokens, _cross_figures(reading, answer, probs[L + 1::2]),
+                 _words(model, tokenizer, reading.tokens))
+
+# %% ../../nbs/reference/show/page.ipynb #1c7780a8
+def show_labelled(
+    model: BertClassifier, tokenizer: Any, text: str, pair: str | None,
+    folder: Path, notes: list[str],  # as in `show_filled`; the labels join the notes
+) -> Shown:
+    "The encoder's heads, and the shares of the labels."
+    check_pair(folder, pair)
+    twin = BertForPreTraining(model.bert.config)
+    twin.bert, twin.fresh = model.bert, ("mlm_head", "nsp_head")
+    shown = show_filled(twin.eval(), tokenizer, text, pair, folder, notes)
+    shares = classify(model, tokenizer, text if pair is None else (text, pair))[0]
+    notes.append("Its labels: " + ", ".join(f"{x} {y:.1%}" for x, y in shares.items()))
+    return shown

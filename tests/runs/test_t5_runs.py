@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from command import call, refused
 from minibert.core.seeds import seeded
 from minibert.core.course import open_course
-from minibert.data.gaps import gap_ids, read_gaps, write_answer
+from minibert.data.spans import gap_ids, read_gaps, write_answer
 from minibert.runs.tasks import task_of
 from minibert.data.spans import SENTINELS
 from minibert.data.stories import next_words, stories, story_nats
