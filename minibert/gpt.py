@@ -33,7 +33,8 @@ def causal_mask(
 ) -> Tensor:  # (B, 1, Q, S), added to the scores
     "0 where a token may look: at itself, and at real tokens before it."
     S = real.shape[1]
-    past = torch.ones(queries, S, dtype=torch.bool, device=real.device).tril(S - queries)
+    past = torch.ones(queries, S, dtype=torch.bool, device=real.device)
+    past = past.tril(S - queries)
     itself = past.triu(S - queries)
     return additive_mask(past & real[:, None].bool() | itself, dtype)
 
@@ -246,4 +247,5 @@ def generate(
         yield token
         if ended.all(): return
         ids = token[:, None]
-        text, real = torch.cat([text, ids], 1), torch.cat([real, torch.ones_like(ids)], 1)
+        text = torch.cat([text, ids], 1)
+        real = torch.cat([real, torch.ones_like(ids)], 1)

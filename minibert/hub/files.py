@@ -5,7 +5,6 @@
 # %% ../../nbs/reference/hub/files.ipynb #024d9d80
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -13,7 +12,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace, fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +23,14 @@ from torch import Tensor, nn
 
 from ..core.errors import UserError
 from ..core.files import write_whole
+from .config_files import (
+    check_types, config_text, read_config, refuse_other)
 from .families import (
     Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 
 # %% auto #0
-__all__ = ['check_types', 'refuse_other', 'read_config', 'config_text', 'read_sizes', 'read_kind', 'empty_model', 'completed',
-           'load_tensors', 'read_tensors', 'find_checkpoint', 'read_all', 'our_tensors', 'their_state', 'write_model',
-           'build_model', 'read_weights', 'whole_folder']
-
-# %% ../../nbs/reference/hub/files.ipynb #a13f9946
-def check_types(
-    kind: type,  # a dataclass, in Hugging Face's names
-    values: dict,  # of a config.json; what the dataclass does not know is ignored
-) -> None:
-    "Refuse a value of another type or range than the field of its name: UserError."
-    from pydantic import TypeAdapter, ValidationError
-
-    known = {field.name: values[field.name] for field in fields(kind)
-             if field.name in values}
-    try: TypeAdapter(kind).validate_json(json.dumps(known), strict=True)
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        name = ".".join(map(str, first["loc"])) or ", ".join(known)
-        message = f"The config does not fit, for {name}: {first['msg']}."
-        raise UserError(message) from None
-
-# %% ../../nbs/reference/hub/files.ipynb #e8db4329
-def refuse_other(
-    values: dict,  # of a config.json
-    only: dict,  # name -> the values that are computed
-) -> None:
-    "Refuse a value that asks for a computation that is not ours: UserError."
-    for name, able in only.items():
-        if values.get(name) not in (None, *able):
-            raise UserError(f"The config asks for {name} = {values[name]!r}, and only "
-                            f"{' or '.join(map(repr, able))} is computed.")
-
-# %% ../../nbs/reference/hub/files.ipynb #d64ee15c
-def read_config(path: str | Path) -> dict:
-    "The names and values of a `config.json`; UserError where it is no JSON object."
-    try: values = json.loads(Path(path).read_text(encoding="utf8"))
-    except ValueError: values = None  # no UTF-8, or no JSON
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is no whole JSON object, so it is damaged or another "
-                        "file: copy or download it again.")
-    return values
-
-
-def config_text(values: dict) -> str:
-    "The text of a `config.json`, as Hugging Face writes it."
-    return json.dumps(values, indent=2) + "\n"
+__all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'load_tensors', 'read_tensors', 'find_checkpoint', 'read_all',
+           'our_tensors', 'their_state', 'write_model', 'build_model', 'read_weights', 'whole_folder']
 
 # %% ../../nbs/reference/hub/files.ipynb #5d982056
 def read_sizes(

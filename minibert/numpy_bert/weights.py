@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 from ..config import BertConfig
 from ..core.errors import UserError
 from ..core.files import write_whole
-from ..hub.files import config_text, read_config
+from ..hub.config_files import config_text, read_config
 from ..hub.families import find_family
 
 # %% auto #0

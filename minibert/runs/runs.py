@@ -21,7 +21,7 @@ from ..train.callbacks import (
     UNDECIDED, Budget, Measure, ShowProgress, Stop, TensorBoard)
 from ..train.checkpoints import (
     latest_checkpoint, list_checkpoints, only_run_in, read_state)
-from ..hub.files import config_text
+from ..hub.config_files import config_text
 from ..core.errors import UserError
 from ..core.files import write_whole
 from ..core.precision import choose_precision

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import write_whole
-from ..hub.files import config_text
+from ..hub.config_files import config_text
 from .cleaning import close_spaces
 from .files import find_tokenizer_files, read_json_file, tokenizer_type
 from ..tokenizer import WordPieceTokenizer
