@@ -159,7 +159,7 @@ def test_a_model_without_a_family_is_refused_at_the_door(tmp_path):
 def test_two_processes_train_resume_and_write_what_one_does(tmp_path):
     alone = fresh()
     lines = train_model(alone, Ladders(), CONFIG, tmp_path / "one", callbacks=[VAL], progress=False).history
-    env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    env = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(map(str, (ROOT, ROOT / 'tests', ROOT / 'tests/train'))))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "test_throwaway", str(tmp_path / "two")]
     done = subprocess.run(launch, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
