@@ -21,13 +21,13 @@ from ..runs.options import (
 from ..runs.tasks import Task, read_plan, task_of
 
 # %% auto #0
-__all__ = ['Switch', 'Run', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class', 'Evaluate',
+__all__ = ['Switch', 'RunName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class', 'Evaluate',
            'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Inspect', 'Probe', 'Bench',
            'Runs', 'Compare', 'look_for', 'pretrain_default', 'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
 Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
-Run = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+RunName = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 Text = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
 
 
@@ -62,7 +62,7 @@ def pretrain_class(task: Task) -> type:
 class Evaluate(Output):
     "Measure a run on its held-out text, or any checkpoint on another text."
 
-    run: Run  # a run's folder; with --dataset, any checkpoint
+    run: RunName  # a run's folder; with --dataset, any checkpoint
     dataset: Name | None = None  # another text's validation split, or 2 documents of 40
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
@@ -72,7 +72,7 @@ class Evaluate(Output):
 class FillMask(Output):
     "Show the likeliest pieces for every [MASK] in a text."
 
-    run: Run  # a run's folder, or a model's name on the hub
+    run: RunName  # a run's folder, or a model's name on the hub
     text: Text  # a text with one [MASK] or more
     k: Count = 5  # how many pieces for each
 
@@ -81,7 +81,7 @@ class FillMask(Output):
 class NextSentence(Output):
     "Say how likely it is that the second sentence follows the first."
 
-    run: Run  # a run's folder, or a model's name on the hub
+    run: RunName  # a run's folder, or a model's name on the hub
     a: Annotated[Text, tyro.conf.arg(metavar="A")]  # the first sentence
     b: Annotated[Text, tyro.conf.arg(metavar="B")]  # the second sentence
 
@@ -90,7 +90,7 @@ class NextSentence(Output):
 class Generate(Output):
     "Continue a text with a GPT, or fill the gaps of one with a T5: each is a [MASK]."
 
-    run: Run  # a run's folder, or a model's name on the hub
+    run: RunName  # a run's folder, or a model's name on the hub
     text: Text  # what it continues, "" for a new one, or fills
     tokens: Count = 100  # how many at most; the end of the text comes before
     temperature: Annotated[  # below 1: likely tokens get likelier; 0: the likeliest
@@ -105,7 +105,7 @@ class Generate(Output):
 class Parity(Output):
     "Compare a checkpoint here with the same in transformers, part by part."
 
-    checkpoint: Run  # a folder, or a model's name on the hub
+    checkpoint: RunName  # a folder, or a model's name on the hub
     out: Name | None = None  # a new folder for the figures as JSON and a picture
 
 
@@ -131,7 +131,7 @@ class Finetune(Output, FinetuneConfig):
 class Classify(Output):
     "Say which label a fine-tuned BERT gives a text."
 
-    run: Run  # a folder that finetune made, or a model's name
+    run: RunName  # a folder that finetune made, or a model's name
     text: Text  # the text
     pair: str | None = None  # the second text, for tasks about two
 
@@ -140,7 +140,7 @@ class Classify(Output):
 class Inspect(Output):
     "Draw what a model does with a text: pictures, and one page that shows them."
 
-    run: Run  # a run's folder, or a model's name on the hub
+    run: RunName  # a run's folder, or a model's name on the hub
     text: Text  # a [MASK] in it is guessed layer by layer
     out: Name  # a new folder for the pictures and index.html
     pair: str | None = None  # a second sentence
@@ -150,7 +150,7 @@ class Inspect(Output):
 class Probe(Output):
     "Ask a model's layers for parts of speech, beside the controls."
 
-    run: Run  # a run's folder, or a model's name on the hub
+    run: RunName  # a run's folder, or a model's name on the hub
     dataset: Name | None = None  # a folder of CoNLL-U files; None: the stories
     out: Name | None = None  # a new folder for the figures as JSON, and two pictures
     seeds: Count = 5  # probes of each kind
@@ -183,8 +183,8 @@ class Runs(Output):
 class Compare(Output):
     "Two runs side by side: their curves, and their difference on the same questions."
 
-    a: Annotated[Run, tyro.conf.arg(metavar="A")]  # a run's folder
-    b: Annotated[Run, tyro.conf.arg(metavar="B")]  # another run's folder
+    a: Annotated[RunName, tyro.conf.arg(metavar="A")]  # a run's folder
+    b: Annotated[RunName, tyro.conf.arg(metavar="B")]  # another run's folder
     out: Name | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
 
 
