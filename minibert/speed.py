@@ -163,11 +163,11 @@ def useful_flops(
     "What a training step must compute on this batch at least: three times forward."
     B, D, V = len(batch["labels"]), config.hidden_size, config.vocab_size
     lengths = batch["attention_mask"].sum(1)
-    asked = (batch["labels"] != -100).sum(1)
-    full, last = _layer(config, lengths, lengths), _layer(config, lengths, asked + 1)
+    masked = (batch["labels"] != -100).sum(1)
+    full, last = _layer(config, lengths, lengths), _layer(config, lengths, masked + 1)
     linear, attention = (
         (config.num_hidden_layers - 1) * f + g for f, g in zip(full, last))
-    P = asked.sum()
+    P = masked.sum()
     heads = 2 * B * (D * D + 2 * D) + 2 * P * D * D
     parts = dict(layers=linear, attention=attention, logits=2 * P * D * V, heads=heads)
     parts = {name: 3 * int(count) for name, count in parts.items()}

@@ -308,8 +308,8 @@ def _continued_batch(
 
 def _continued_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     "States, probs, logits, and the loss by its formula."
-    asked = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    out, states, probs = _ask(model, asked)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    out, states, probs = _ask(model, inputs)
     parts = _by_layer(states, probs) | dict(logits=out.logits)
     if _is_ours(model): loss = model(**batch).loss
     else: loss = F.cross_entropy(
@@ -341,14 +341,14 @@ def _answered_batch(model: nn.Module, tokenizer, texts: list[str]) -> dict[str, 
 
 def _answered_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     "States and probs of both stacks, the probs between them, logits, and the loss."
-    asked = {name: batch[name] for name in batch if name != "labels"}
+    inputs = {name: batch[name] for name in batch if name != "labels"}
     if _is_ours(model):
-        out, loss = model(**asked), model(**batch).loss
-        probs = attentions(model, **asked)
+        out, loss = model(**inputs), model(**batch).loss
+        probs = attentions(model, **inputs)
         L = model.config.num_layers  # then each layer of the decoder has two
         probs = probs[:L], probs[L::2], probs[L + 1::2]
     else:
-        out = model(**asked, output_hidden_states=True, output_attentions=True)
+        out = model(**inputs, output_hidden_states=True, output_attentions=True)
         loss = F.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten())
         probs = out.encoder_attentions, out.decoder_attentions, out.cross_attentions
     parts = _by_layer(out.encoder_hidden_states, probs[0], "encoder ")

@@ -76,11 +76,11 @@ def check_run(
     parameter_shapes(config)  # refuses what is not computed in NumPy
     if folder and Path(folder, "metrics.jsonl").exists():
         raise FileExistsError(f"{folder} holds a run already: give another folder.")
-    asked = dict(hidden_dropout_prob=config.hidden_dropout_prob,
-                 attention_probs_dropout_prob=config.attention_probs_dropout_prob)
-    able = dict.fromkeys(asked, 0) | dict(optimizer="adamw", precision="float32")
-    asked |= dict(optimizer=training.optimizer, precision=training.precision)
-    for name, value in asked.items():
+    wanted = dict(hidden_dropout_prob=config.hidden_dropout_prob,
+                  attention_probs_dropout_prob=config.attention_probs_dropout_prob)
+    able = dict.fromkeys(wanted, 0) | dict(optimizer="adamw", precision="float32")
+    wanted |= dict(optimizer=training.optimizer, precision=training.precision)
+    for name, value in wanted.items():
         if value != able[name]:
             raise UserError(f"The NumPy BERT has no {name} {value}: give {able[name]}.")
     if training.length > config.max_position_embeddings:

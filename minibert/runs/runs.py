@@ -300,7 +300,7 @@ def train_by_hand(
                            params=numpy_weights(model),
                            callbacks=[*callbacks, *shown, stop])
     except FloatingPointError as problem: raise UserError(str(problem)) from None
-    if stop.asked:
+    if stop.heard:
         raise KeyboardInterrupt(f"Stopped: the weights are saved in {folder}; NumPy "
                                 "keeps no checkpoints to go on from.")
     return load_pretrained(folder)

@@ -147,13 +147,13 @@ class ShowProgress(Callback):
         deadline = getattr(run, "deadline", math.inf)  # a `Budget` sets it
         left = min(left, deadline - time.monotonic())
         names = {f"{name}_loss": name for name in (*run.losses, "val")}
-        told = ", ".join(f"{names[name]} {value:.3f}"
+        losses = ", ".join(f"{names[name]} {value:.3f}"
                          for name, value in run.history[-1].items() if name in names)
         until = f", done at {clock_at(left)}" if 0 < left < 30 * 86_400 else ""
-        self.bar.set_postfix_str(f"{told}{until}")
+        self.bar.set_postfix_str(f"{losses}{until}")
         if self.bar.disable:
             of = f" of {run.config.steps:,}" if decided else ""
-            tell_stderr(f"step {run.step:,}{of}: {told}; {rate:.3g} steps/s{until}")
+            tell_stderr(f"step {run.step:,}{of}: {losses}; {rate:.3g} steps/s{until}")
 
     def end(self, run: Run) -> None:
         "Leave the bar as it is."
@@ -163,23 +163,23 @@ class ShowProgress(Callback):
 class Stop(Callback):
     "The first Ctrl-C or SIGTERM ends the run after its step; the second at once."
 
-    asked, before = False, {}  # the handlers that were there
+    heard, before = False, {}  # the handlers that were there
 
     def begin(self, run: Run) -> None:
         "Listen, where Python can: in the main thread."
-        self.asked = False
+        self.heard = False
         if threading.current_thread() is threading.main_thread():
             self.before = {number: signal.signal(number, self.hear)
                            for number in (signal.SIGINT, signal.SIGTERM)}
 
     def hear(self, number: int, frame) -> None:
         "Note it, and listen no more."
-        self.asked = True
+        self.heard = True
         self.end(None)
 
     def after_step(self, run: Run) -> None:
-        "Was any process asked?"
-        run.stop = any_process(self.asked)
+        "Did any process hear a signal?"
+        run.stop = any_process(self.heard)
 
     def end(self, run: Run) -> None:
         "Give the signals back to those who had them."

@@ -23,9 +23,9 @@ __all__ = ['join_processes', 'own_device', 'add_up_', 'any_process', 'share_weig
 def join_processes() -> tuple[int, int]:  # this one's rank, and how many there are
     "Join those that torchrun or accelerate launch started; (0, 1) for one alone."
     if not dist.is_available(): return 0, 1
-    told = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+    launched = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
     if not dist.is_initialized():
-        if not told or os.environ["WORLD_SIZE"] == "1": return 0, 1
+        if not launched or os.environ["WORLD_SIZE"] == "1": return 0, 1
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         # Imported later, its default arguments would hold the group past the exit,
         # and a thread of gloo that outlives Python aborts the process.
@@ -68,12 +68,12 @@ def share_weights_(model: nn.Module) -> None:
 def first_alone(work: Callable[[], int | None]) -> int:  # what the work gave, or 0
     "Let the first process do the work while the others wait for its number."
     first = join_processes()[0] == 0
-    told = torch.tensor([0.0, first], dtype=torch.float64)  # a number; 1 until done
+    message = torch.tensor([0.0, first], dtype=torch.float64)  # a number; 1 until done
     try:
-        if first: told = torch.tensor([work() or 0, 0], dtype=torch.float64)
-    finally: add_up_([told])
-    if told[1]: sys.exit(2)  # the first has said why
-    return int(told[0])
+        if first: message = torch.tensor([work() or 0, 0], dtype=torch.float64)
+    finally: add_up_([message])
+    if message[1]: sys.exit(2)  # the first has said why
+    return int(message[0])
 
 # %% ../../nbs/reference/train/processes.ipynb #e1c3c561
 def split_batch(
