@@ -48,7 +48,7 @@ def test_killed_thirty_times_a_run_ends_as_if_it_had_never_been(tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_at_any_moment_of_its_training_it_ends_with_130_and_can_go_on(tmp_path, number):
-    for k, seconds in enumerate(drawn_seconds(number, 8, 3)):
+    for k, seconds in enumerate(drawn_seconds(number, 4, 3)):
         process = start("pretrain", *LONG, "--out", f"r{k}", cwd=tmp_path)
         while "step 1 of" not in process.stderr.readline(): pass
         time.sleep(seconds)
