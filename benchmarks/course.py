@@ -16,8 +16,8 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from minibert.runs.options import as_values
-from minibert.runs.runs import open_run
+from minibert.runs.plan import as_values
+from minibert.runs.run import open_run
 from minibert.weights import load_pretrained
 
 COMMAND = "MINIBERT_BFLOAT16=0 minibert pretrain"

@@ -18,8 +18,8 @@ from minibert.core.precision import keep_freed_memory
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.evaluation import evaluate_pretraining
-from minibert.runs.options import Plan, as_values, with_values
-from minibert.runs.runs import definite, prepare, training_config
+from minibert.runs.plan import Plan, as_values, with_values
+from minibert.runs.run import definite, prepare, training_config
 from minibert.runs.tasks import task_of, with_dropout
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.train.callbacks import Budget

@@ -28,7 +28,7 @@ from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents, sample_sentences
 from minibert.evaluation import evaluate
-from minibert.runs.options import with_values
+from minibert.runs.plan import with_values
 from minibert.runs.tasks import VAL_SEED, task_of, with_dropout
 from minibert.train.optimizers import make_optimizers
 from minibert.train.recipe import TrainingConfig

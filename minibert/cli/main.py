@@ -23,7 +23,7 @@ from .options import (
     NextSentence, Parity, Probe, Runs, parse)
 from ..core.errors import UserError, explain
 from ..core.progress import is_first, is_shown, print_table, say, shown
-from ..runs.options import (
+from ..runs.plan import (
     FinetuneConfig, as_yaml, check_resumed, parts_of, read_finetuning)
 from ..runs.tasks import find_task, task_of
 
@@ -51,7 +51,7 @@ def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_clas
     text = "the stories" if plan.data.dataset == "stories" else plan.data.dataset
     say(f"Opening {call.resume} ..." if call.resume else f"Reading {text} ...")
     from minibert.runs.report import figure_rows, finish, meaning, say_start
-    from minibert.runs.runs import begin, go_on, train
+    from minibert.runs.run import begin, go_on, train
     from minibert.train.processes import join_processes
     if call.resume: run, model, seconds = go_on(plan, call.resume)
     else:
@@ -75,7 +75,7 @@ def run_finetune(options: Finetune) -> None:
         f"Reading {options.dataset} ...")
     from minibert.runs.finetune import resume_finetuning
     from minibert.runs.report import accuracy_rows
-    from minibert.runs.runs import tune
+    from minibert.runs.run import tune
     from minibert.train.processes import join_processes
     own, folder = own_options(options), options.resume
     if folder is None: folder, figures = tune(own)
@@ -102,7 +102,7 @@ def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint: a table, or JSON."
     say(f"Opening {options.run} ...")
     from minibert.runs.report import figure_rows, meaning, measure, with_text
-    from minibert.runs.runs import open_run
+    from minibert.runs.run import open_run
     from minibert.weights import load_pretrained
     if options.dataset is None: run = open_run(options.run)
     model = load_pretrained(options.run)

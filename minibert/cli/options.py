@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 
 from ..core.errors import UserError
 from ..core.fields import Batch, Count, Name, Part, Positive, Whole, checked
-from ..runs.options import (
+from ..runs.plan import (
     FinetuneConfig, Size, as_values, read_finetuning, read_values, with_values)
 from ..runs.tasks import Task, read_plan, task_of
 

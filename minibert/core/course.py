@@ -16,8 +16,8 @@ from ..data.documents import load_documents
 from ..heads import BertForPreTraining
 from ..pairs import PairSampler
 from ..runs.bert import BertPlan
-from ..runs.options import of_another_version
-from ..runs.runs import OpenedRun, held_out
+from ..runs.plan import of_another_version
+from ..runs.run import OpenedRun, held_out
 from ..data.stories import stories
 from ..tokenizer import WordPieceTokenizer
 from ..weights import load_pretrained

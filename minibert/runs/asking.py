@@ -15,7 +15,7 @@ from torch import nn
 
 from ..core.errors import UserError
 from ..core.files import read_json
-from .options import read_values
+from .plan import read_values
 
 # %% auto #0
 __all__ = ['HEADS', 'began', 'untrained', 'learned', 'check_learned', 'check_weights', 'warn_unknown', 'check_question',

@@ -15,7 +15,7 @@ from annotated_types import MinLen
 from ..config import BertConfig
 from ..core.errors import UserError
 from ..core.fields import Batch, Part, Share, checked
-from .options import ModelOptions, OutputOptions, Plan
+from .plan import ModelOptions, OutputOptions, Plan
 from .tasks import VAL_SEED, Task, figure_row
 
 # %% auto #0

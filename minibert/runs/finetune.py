@@ -34,7 +34,7 @@ from ..measure.baselines import bag_of_words, word_counters
 from ..model import BertModel
 from .asking import (
     began, check_ids, check_weights, learned, untrained, warn_unknown)
-from .options import FORMAT, FinetuneConfig, read_finetuning
+from .plan import FORMAT, FinetuneConfig, read_finetuning
 from ..tokenizer import WordPieceTokenizer
 from ..train.checkpoints import list_checkpoints, only_run_in
 from ..train.processes import (

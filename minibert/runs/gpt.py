@@ -12,7 +12,7 @@ from typing import Any
 from ..config import SIZES
 from ..core.errors import UserError
 from ..core.fields import Batch, checked
-from .options import ModelOptions, Plan, TrainingOptions
+from .plan import ModelOptions, Plan, TrainingOptions
 from .tasks import Task, writer_rows
 from ..text.cleaning import SPECIALS
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import UserError, explain, resume_hint
 from ..core.files import check_free, read_json, write_whole
 from ..core.progress import is_running
-from .options import read_finetuning
+from .plan import read_finetuning
 from .tasks import read_plan, task_of
 
 # %% auto #0
@@ -230,7 +230,7 @@ def _free_for(picture: Path, title: str) -> Path:
 def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     "Two runs on the same held-out questions, and a picture of their curves."
     from minibert.runs.report import warn_repeated
-    from minibert.runs.runs import open_run
+    from minibert.runs.run import open_run
     from minibert.train.callbacks import read_metrics
     from minibert.weights import load_pretrained
     one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .

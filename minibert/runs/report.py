@@ -20,8 +20,8 @@ from ..core.progress import say
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from .asking import began, check_weights, warn_unknown
-from .options import with_values
-from .runs import START, OpenedRun, open_run
+from .plan import with_values
+from .run import START, OpenedRun, open_run
 from .tasks import Task, find_task
 from ..text.foreign import open_tokenizer
 from ..train.callbacks import read_metrics

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import SIZES
 from ..core.fields import checked
 from ..core.seeds import seeded
-from .options import ModelOptions, Plan, TrainingOptions
+from .plan import ModelOptions, Plan, TrainingOptions
 from .tasks import VAL_SEED, Task, writer_rows
 from ..text.cleaning import SPECIALS
 

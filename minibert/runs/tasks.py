@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..hub.families import family_of, find_family, resolve
-from .options import (
+from .plan import (
     ABOUT, STARTED, Plan, as_values, of_another_version, read_values)
 
 # %% auto #0

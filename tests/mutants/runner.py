@@ -33,7 +33,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "core.fields": "core recipe",
     "core.files": "core",
     "core.errors": "core promises",
-    "runs.options": "recipe promises",
+    "runs.plan": "recipe promises",
     "core.seeds": "core training steps",
     "train.recipe": "recipe training",
     "config": "config defaults",

@@ -7,7 +7,7 @@ import pytest
 
 from minibert.core.errors import UserError
 from minibert.runs.bert import BertPlan
-from minibert.runs.options import as_values, as_yaml, of_another_version, read_values, with_values
+from minibert.runs.plan import as_values, as_yaml, of_another_version, read_values, with_values
 from minibert.runs.tasks import read_plan
 from minibert.train.recipe import TrainingConfig, schedule_at
 

@@ -25,7 +25,7 @@ from minibert.train.optimizers import make_optimizers
 from minibert.train.processes import any_process
 from minibert.parity import assert_same
 from minibert.core.fields import checked
-from minibert.runs.options import ModelOptions, Plan
+from minibert.runs.plan import ModelOptions, Plan
 from minibert.runs.tasks import TASKS, Task, writer_rows
 from minibert.train.recipe import TrainingConfig
 from minibert.train.gradients import Gradients
