@@ -266,8 +266,9 @@ def test_dropout_only_in_training():
         torch.manual_seed(0)
         noisy, probs = module.train()(hidden), module.probs(hidden)
         assert (noisy - still).abs().max() > 1e-3
+        q, k, v = normal(3, 2, 4, 7, 6)
+        assert_same(attend(q, k, v, dropout=0.5)[1], attend(q, k, v)[1])
     assert_same(probs, seen)
-
 
 
 @drawn
