@@ -290,7 +290,8 @@ class Clocked:
 
 
 @pytest.mark.parametrize("seconds", [lambda step, now: 0.5, lambda step, now: 4.0 if step < 5 else 0.5,
-                                     lambda step, now: 1.0 if now < 60 else 0.5, lambda step, now: 3 * (now % 20 > 19) + 0.4],
+                                     pytest.param(lambda step, now: 1.0 if now < 60 else 0.5, marks=pytest.mark.slow),
+                                     pytest.param(lambda step, now: 3 * (now % 20 > 19) + 0.4, marks=pytest.mark.slow)],
                          ids=["even", "slow at first", "beside another until half time", "a slow one now and then"])
 def test_minutes_hold(texts, small, monkeypatch, seconds):
     examples, config = Clocked(make_sampler(*texts, CONFIG), seconds), replace(CONFIG, optimizer="adamw", log_steps=1, checkpoint_steps=10**6)

@@ -50,9 +50,11 @@ def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_clas
     if call.print_config: return print(as_yaml(plan), end="")
     text = "the stories" if plan.data.dataset == "stories" else plan.data.dataset
     say(f"Opening {call.resume} ..." if call.resume else f"Reading {text} ...")
+    from minibert.core.precision import keep_freed_memory
     from minibert.runs.report import figure_rows, finish, meaning, say_start
     from minibert.runs.run import begin, go_on, train
     from minibert.train.processes import join_processes
+    keep_freed_memory()  # the process is ours: a library wouldn't
     if call.resume: run, model, seconds = go_on(plan, call.resume)
     else:
         run, model = begin(plan)

@@ -29,6 +29,7 @@ def test_compare_is_paired_and_signed(run, other, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_compare_refuses_what_cannot_be_paired(run, gpt, classifier, tmp_path):
     call("pretrain", *quick("--vocab-size", 300), "--out", tmp_path / "small")
     (tmp_path / "there.png").touch()

@@ -31,6 +31,7 @@ def test_an_objective_that_was_not_learned_is_not_asked(masked_run, pairs_run):
         assert objective in refused(*words)
 
 
+@pytest.mark.slow
 def test_what_a_start_has_not_learned_its_runs_have_not(masked_run, tmp_path):
     call("pretrain", "--start", masked_run, *STARTED, "--objectives", "mlm", "--out", "b", cwd=tmp_path)
     assert "nsp" in refused("next-sentence", "b", "x", "y", cwd=tmp_path)
@@ -63,6 +64,7 @@ def test_a_run_that_is_not_finished_is_not_asked(copy, words):
     assert copy.name in leaves_nothing(*(copy.name if word == "RUN" else word for word in words), cwd=copy.parent)
 
 
+@pytest.mark.slow
 def test_a_page_has_no_guesses_of_an_untrained_head(masked_run, pairs_run, classifier, tmp_path):
     for name, folder in (("a", masked_run), ("b", pairs_run), ("c", classifier)):
         call("inspect", folder, "anna [MASK] a ball", "--out", tmp_path / name)

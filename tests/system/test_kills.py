@@ -97,8 +97,11 @@ def stopped(tmp_path_factory):
 CUT = {"cut": lambda path: path.write_bytes(path.read_bytes()[:20]), "gone": lambda path: path.unlink(), "empty": lambda path: path.write_bytes(b"")}
 
 
-@pytest.mark.parametrize("name", ["state.json", "model.safetensors", "optimizer.safetensors"])
-@pytest.mark.parametrize("harm", CUT)
+FILES = "state.json", "model.safetensors", "optimizer.safetensors"
+DAMAGED = [pytest.param(name, harm, marks=() if m == n else pytest.mark.slow) for m, name in enumerate(FILES) for n, harm in enumerate(CUT)]
+
+
+@pytest.mark.parametrize("name, harm", DAMAGED)
 def test_a_damaged_newest_checkpoint_is_passed_over(stopped, tmp_path, name, harm):
     shutil.copytree(stopped / "r", tmp_path / "r")
     newest = max((tmp_path / "r/checkpoints").iterdir())
