@@ -25,7 +25,7 @@ NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("._
 ORDER = """  # of the modules: each may import those before it
     core.errors core.fields core.files core.precision core.progress core.seeds config text.cleaning
     text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
-    data.stories data.tables data.documents data.corpus data.pairs data.labels measure.baselines measure.predictions pairs
+    data.stories one_page data.tables data.documents data.corpus data.pairs data.labels measure.baselines measure.predictions pairs
     train.recipe train.optimizers training evaluation parity hub.families hub.config_files hub.files weights
     numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
