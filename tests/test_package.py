@@ -23,9 +23,9 @@ except ImportError: import tomli as tomllib  # Python 3.10
 MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to edit" in path.read_text(encoding="utf8"))
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
 ORDER = """  # of the modules: each may import those before it
-    core.errors core.fields core.files core.precision core.progress core.seeds config text.cleaning
+    core.errors core.fields core.files core.precision core.progress core.seeds data.stories one_page config text.cleaning
     text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
-    data.stories one_page data.tables data.documents data.corpus data.pairs data.labels measure.baselines measure.predictions pairs
+    data.tables data.documents data.corpus data.pairs data.labels measure.baselines measure.predictions pairs
     train.recipe train.optimizers training evaluation parity hub.families hub.config_files hub.files weights
     numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
