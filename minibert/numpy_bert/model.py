@@ -131,12 +131,6 @@ def encoder_layer_backward(
     return grad, grads | more
 
 # %% ../../nbs/15_numpy_backward.ipynb #f0f40613
-def _add_rows(table: Array, ids: Array, rows: Array) -> None:  # (V, D), (N,), (N, D)
-    order = np.argsort(ids, kind="stable")
-    words, starts = np.unique(ids[order], return_index=True)
-    table[words] += np.add.reduceat(rows[order], starts, axis=0)
-
-
 def embed_backward(
     grad: Array,  # (B, S, D)
     cache: tuple,
@@ -148,10 +142,9 @@ def embed_backward(
              for table in ("word", "position", "token_type")]
     grads |= {name: np.zeros_like(params[name]) for name in names}
     word, position, token_type = (grads[name] for name in names)
-    rows = grad.reshape(-1, grad.shape[-1])
-    _add_rows(word, input_ids.ravel(), rows)
+    np.add.at(word, input_ids, grad)
     word[padding] = 0
-    _add_rows(token_type, token_type_ids.ravel(), rows)
+    np.add.at(token_type, token_type_ids, grad)
     position[: grad.shape[1]] = grad.sum(0)
     return grads
 

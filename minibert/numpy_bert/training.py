@@ -130,7 +130,7 @@ def pretrain_numpy(
     params: dict[str, Array] | None = None,  # trained in place; None: first_weights
     callbacks: Iterable = (),  # chapter 10's, those that ask no model
 ) -> tuple[dict[str, Array], list[dict]]:  # the parameters, the lines of metrics.jsonl
-    "Pre-train on both objectives with NumPy alone; Ctrl-C saves the weights and stops."
+    "Pre-train on both objectives with NumPy; Ctrl-C saves the weights and stops."
     check_run(config, training, folder)
     if params is None: params = first_weights(config, training.seed)
     moments = first_moments(params)
