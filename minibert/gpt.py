@@ -23,7 +23,7 @@ from .nn.sampling import draw
 
 # %% auto #0
 __all__ = ['causal_mask', 'GPTConfig', 'GPTLayer', 'GPTEncoder', 'CausalOutput', 'GPTForCausalLM', 'KVCache', 'with_cache',
-           'next_logits', 'forget', 'generate']
+           'next_logits', 'generate', 'forget']
 
 # %% ../nbs/20_gpt.ipynb #b6a96cde
 def causal_mask(
@@ -206,17 +206,7 @@ def next_logits(
         last = reader.states(ids, real, positions)[-1][:, -1]
         return F.linear(last, reader.words.weight)
 
-# %% ../nbs/20_gpt.ipynb #40bdbe5c
-def forget(
-    real: Tensor,  # (B, S): 1 = real, 0 = padding on the left
-    room: int,  # how many tokens the model reads
-) -> Tensor:  # (B, S)
-    "A row with more real tokens than that keeps the last half of `room`, at least one."
-    from_right = real.flip(1).cumsum(1).flip(1)
-    full = real.sum(1, keepdim=True) > room
-    return real * (~full | (from_right <= max(1, room // 2)))
-
-
+# %% ../nbs/20_gpt.ipynb #82aa5c08
 def generate(
     model: GPTForCausalLM,
     ids: Tensor,  # (B, S): the prompts, padded on the left
@@ -249,3 +239,13 @@ def generate(
         ids = token[:, None]
         text = torch.cat([text, ids], 1)
         real = torch.cat([real, torch.ones_like(ids)], 1)
+
+# %% ../nbs/20_gpt.ipynb #40bdbe5c
+def forget(
+    real: Tensor,  # (B, S): 1 = real, 0 = padding on the left
+    room: int,  # how many tokens the model reads
+) -> Tensor:  # (B, S)
+    "A row with more real tokens than that keeps the last half of `room`, at least one."
+    from_right = real.flip(1).cumsum(1).flip(1)
+    full = real.sum(1, keepdim=True) > room
+    return real * (~full | (from_right <= max(1, room // 2)))

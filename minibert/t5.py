@@ -21,9 +21,26 @@ from .model import additive_mask
 from .nn.sampling import draw
 
 # %% auto #0
-__all__ = ['FEED_FORWARDS', 'T5Config', 'relative_buckets', 'RelativeBias', 'T5Attention', 'T5FeedForward', 'T5GatedFeedForward',
+__all__ = ['FEED_FORWARDS', 'relative_buckets', 'T5Config', 'RelativeBias', 'T5Attention', 'T5FeedForward', 'T5GatedFeedForward',
            'T5Layer', 'T5DecoderLayer', 'T5Encoder', 'T5Decoder', 'TextOutput', 'shift_right',
            'T5ForConditionalGeneration', 'generate_from']
+
+# %% ../nbs/21_t5.ipynb #3814f190
+def relative_buckets(
+    distance: Tensor,  # whole numbers: the key's position less the query's
+    both_sides: bool,  # may a query look at later keys?
+    buckets: int = 32,
+    far: int = 128,  # from here on, one bucket
+) -> Tensor:  # of the same shape, 0 to buckets - 1
+    "The bucket of each distance: exact when near, then ever wider (Raffel 2020, 2.1)."
+    if both_sides:
+        buckets //= 2
+        side, distance = (distance > 0) * buckets, distance.abs()
+    else: side, distance = 0, (-distance).clamp(min=0)
+    near = buckets // 2  # so many distances have a bucket each
+    growth = (distance.clamp(min=near).float() / near).log() / math.log(far / near)
+    wide = (near + (growth * (buckets - near)).long()).clamp(max=buckets - 1)
+    return side + distance.where(distance < near, wide)
 
 # %% ../nbs/21_t5.ipynb #63461616
 @dataclass(frozen=True)
@@ -69,23 +86,6 @@ class T5Config:
         "A config from Hugging Face's names; those that we don't know are left out."
         names = {field.name for field in fields(cls)}
         return cls(**{n: values[n] for n in names if values.get(n) is not None})
-
-# %% ../nbs/21_t5.ipynb #3814f190
-def relative_buckets(
-    distance: Tensor,  # whole numbers: the key's position less the query's
-    both_sides: bool,  # may a query look at later keys?
-    buckets: int = 32,
-    far: int = 128,  # from here on, one bucket
-) -> Tensor:  # of the same shape, 0 to buckets - 1
-    "The bucket of each distance: exact when near, then ever wider (Raffel 2020, 2.1)."
-    if both_sides:
-        buckets //= 2
-        side, distance = (distance > 0) * buckets, distance.abs()
-    else: side, distance = 0, (-distance).clamp(min=0)
-    near = buckets // 2  # so many distances have a bucket each
-    growth = (distance.clamp(min=near).float() / near).log() / math.log(far / near)
-    wide = (near + (growth * (buckets - near)).long()).clamp(max=buckets - 1)
-    return side + distance.where(distance < near, wide)
 
 # %% ../nbs/21_t5.ipynb #f78faa88
 class RelativeBias(nn.Module):
