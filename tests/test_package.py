@@ -23,7 +23,7 @@ except ImportError: import tomli as tomllib  # Python 3.10
 MODULES = sorted(path for path in (ROOT / "minibert").rglob("*.py") if "File to edit" in path.read_text(encoding="utf8"))
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES]
 ORDER = """  # of the modules: each may import those before it
-    core.errors core.fields core.files core.precision core.progress core.seeds data.stories one_page config text.cleaning
+    core.course core.errors core.fields core.files core.precision core.progress core.seeds data.stories one_page config text.cleaning
     text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
     data.tables data.documents data.corpus data.pairs data.labels measure.baselines measure.predictions pairs
     train.recipe train.optimizers training evaluation parity hub.families hub.config_files hub.files weights
@@ -31,7 +31,7 @@ ORDER = """  # of the modules: each may import those before it
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
     finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block speed checks.exercises checks measure.observer
     runs.plan runs.asking runs.tasks runs.bert runs.finetune text.foreign runs.run
-    core.course show.diagrams measure.heads data.windows data.spans show.plots show.page
+    runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
     checks.c20 checks.c21 checks.c24 checks.c25 nn.fast hub.compare measure.probes measure.probe_runs

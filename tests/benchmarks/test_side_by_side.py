@@ -6,7 +6,7 @@ import torch
 
 from side_by_side import FACTS, Masked, masked_losses_of_t5, story_facts
 
-from minibert.core.course import open_course
+from minibert.runs.course import open_course
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents

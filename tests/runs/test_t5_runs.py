@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from command import call, refused
 from minibert.core.seeds import seeded
-from minibert.core.course import open_course
+from minibert.runs.course import open_course
 from minibert.data.spans import gap_ids, read_gaps, write_answer
 from minibert.runs.tasks import task_of
 from minibert.data.spans import SENTINELS

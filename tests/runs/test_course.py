@@ -10,8 +10,8 @@ import torch
 
 from conftest import copy_checkout
 from minibert.train.callbacks import read_metrics
-from minibert.core.course import (
-    COURSE, course_run, course_sampler, open_course, read_course)
+from minibert.core.course import COURSE
+from minibert.runs.course import course_run, course_sampler, open_course, read_course
 from minibert.evaluation import evaluate
 from minibert.parity import assert_same
 
