@@ -112,8 +112,11 @@ def chapter_05(seed):
             x = x + self.attention(x, mask)
             return x + self.feed_forward(x)
 
-    def parts(layer_class, count):
+    def parts(layer_class, count, std=None):
         w = new_weights(count, seed)
+        if std:
+            for block in w["blocks"]:
+                for weight in block.values(): weight.data *= std * weight.shape[0] ** 0.5
         layers = nn.ModuleList(layer(layer_class, weights) for weights in w["blocks"])
 
         def guess(ids):
@@ -127,18 +130,32 @@ def chapter_05(seed):
     yield "no LayerNorm", *parts(NoNorm, 2)
     yield "six layers", *parts(EncoderLayer, 6)
     yield "six layers, no LayerNorm", *parts(NoNorm, 6)
+    yield "six layers of 0.02", *parts(EncoderLayer, 6, 0.02)
+    yield "six layers of 0.02, no LayerNorm", *parts(NoNorm, 6, 0.02)
 
 
 def chapter_06(seed):
     from minibert.model import BertModel
 
-    for std in (0.02, 0.002, D**-0.5, 0.5, 1.0):
-        model = BertModel(config(initializer_range=std), torch.Generator().manual_seed(seed))
+    def model(tables, others, layers=2):
+        "`BertModel` whose tables, and whose other matrices, start with these standard deviations."
+        made = BertModel(config(num_hidden_layers=layers), torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            for name, p in made.named_parameters():
+                if p.dim() > 1: p.mul_((tables if "embeddings" in name else others) / 0.02)
 
-        def guess(ids, model=model):
-            hidden = model(ids, types(ids), (ids != PAD).long()).last_hidden_state
-            return hidden @ model.embeddings.word_embeddings.weight.T
-        yield f"initial weights of {std:.3g}", guess, [p for name, p in model.named_parameters() if "pooler" not in name]
+        def guess(ids):
+            hidden = made(ids, attention_mask=(ids != PAD).long()).last_hidden_state
+            return hidden @ made.embeddings.word_embeddings.weight.T
+        return guess, [p for name, p in made.named_parameters() if "pooler" not in name]
+
+    even = D**-0.5
+    yield "the package's model", *model(0.02, 0.02)
+    yield "1 / sqrt(D) everywhere", *model(even, even)
+    yield "1 / sqrt(D) in the tables", *model(even, 0.02)
+    yield "1 / sqrt(D) in the layers", *model(0.02, even)
+    yield "six layers", *model(0.02, 0.02, 6)
+    yield "six layers, 1 / sqrt(D) everywhere", *model(even, even, 6)
 
 
 CHAPTERS = {"00": chapter_00, "03": chapter_03, "05": chapter_05, "06": chapter_06}
