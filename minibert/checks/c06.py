@@ -47,10 +47,15 @@ def _in_float32(states, attention_mask):
     return (shares[..., None] * states.float()).sum(1)
 
 
+def _without_cls(states, attention_mask):
+    return _mean_pool(states[:, 1:], attention_mask[:, 1:])
+
+
 def _garbage_counts(mean_pool) -> bool:
     (states, mask), *_ = _probes_1()
     dirty = torch.where(mask[..., None] == 1, states, 100.0)
-    return torch.allclose(mean_pool(states, mask), mean_pool(dirty, mask), atol=1e-4)
+    clean, other = mean_pool(states, mask), mean_pool(dirty, mask)
+    return torch.allclose(clean, other, atol=1e-4, equal_nan=True)  # NaN: another mistake
 
 
 MEAN = Exercise(
@@ -66,6 +71,8 @@ MEAN = Exercise(
               change=("(states * real).sum(1) / real.sum(1)", "(states * real).mean(1)")),
         Wrong("You divide by the right number, but the padding is still in the sum: multiply "
               "the states with the mask.", change=("(states * real).sum(1)", "states.sum(1)")),
+        Wrong("You left out position 0: [CLS] is a real token, and the mask has a 1 there.",
+              answer=_without_cls),
         Wrong("You divided by the number of real words in the whole batch: sum the mask "
               "over the positions alone, for each text.",
               change=("/ real.sum(1)", "/ real.sum()")),
