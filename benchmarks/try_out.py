@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from minibert.core.files import write_whole
-from minibert.one_page import PAD, SEP, D, H, I, S, V, all_weights, block, new_weights, try_out
+from minibert.one_page import PAD, SEP, D, H, I, S, V, all_weights, block, gelu, layer_norm, new_weights, try_out
 from minibert.one_page import guess as page_guess
 
 SEEDS = (0, 1, 2)
@@ -88,7 +88,56 @@ def chapter_03(seed):
         yield name, *around(embed, new_weights(seed=seed))
 
 
-CHAPTERS = {"00": chapter_00, "03": chapter_03}
+def no_root(attention):
+    "A subclass of the package's attention whose scores aren't divided by the root of K."
+    class NoRoot(attention):
+        def heads_of(self, x, memory=None):
+            q, k, v = super().heads_of(x, memory)
+            return q.shape[-1] ** 0.5 * q, k, v
+    return NoRoot
+
+
+def attentions(seed, heads=H, root=True):
+    "Two of the package's attentions, with chapter 0's initial standard deviation of the root of 1/D."
+    from minibert.attention import MultiHeadAttention
+    kind = MultiHeadAttention if root else no_root(MultiHeadAttention)
+
+    def make():
+        modules = nn.ModuleList(kind(config(num_attention_heads=heads)) for _ in range(2))
+        for parameter in modules.parameters():
+            if parameter.dim() > 1: nn.init.normal_(parameter, std=D**-0.5)
+            else: nn.init.zeros_(parameter)
+        return modules
+    return built(seed, make)
+
+
+def with_attentions(embed, attentions, w):
+    "A guess and its weights: embeddings and attentions of the package, the rest from chapter 0."
+    def guess(ids):
+        x, mask = embed(ids, types(ids)), torch.finfo(torch.float32).min * (ids == PAD)[:, None, None]
+        for attention, weights in zip(attentions, w["blocks"]):
+            x = layer_norm(x + attention(x, mask))
+            x = layer_norm(x + gelu(x @ weights["inner"]) @ weights["outer"])
+        return x @ embed.word_embeddings.weight.T
+    modules = [part for part in (embed, *attentions) if isinstance(part, nn.Module)]
+    learned = [p for module in modules for p in module.parameters() if p.requires_grad]
+    return guess, [*learned, *(weights[name] for weights in w["blocks"] for name in ("inner", "outer"))]
+
+
+def chapter_04(seed):
+    def variant(attentions): return with_attentions(embeddings(seed), attentions, new_weights(seed=seed))
+
+    yield "the package's attention", *variant(attentions(seed))
+    yield "no attention", *variant([lambda x, mask: 0.0] * 2)
+    same = attentions(seed)
+    for attention in same: nn.init.zeros_(attention.key.weight).requires_grad_(False)
+    yield "the same probs for all", *variant(same)
+    yield "no root", *variant(attentions(seed, root=False))
+    yield "one head", *variant(attentions(seed, heads=1))
+    yield "one head, no root", *variant(attentions(seed, heads=1, root=False))
+
+
+CHAPTERS = {"00": chapter_00, "03": chapter_03, "04": chapter_04}
 
 
 def measure(chapter):
