@@ -111,30 +111,31 @@ def attentions(seed, heads=H, root=True):
     return built(seed, make)
 
 
-def with_attentions(embed, attentions, w):
-    "A guess and its weights: embeddings and attentions of the package, the rest from chapter 0."
+def with_attentions(attentions, w):
+    "A guess and its weights: the package's attention in chapter 0's model."
     def guess(ids):
-        x, mask = embed(ids, types(ids)), torch.finfo(torch.float32).min * (ids == PAD)[:, None, None]
+        x = layer_norm(w["tokens"][ids] + w["positions"])
+        mask = (ids == PAD)[:, None, None] * torch.finfo(x.dtype).min
         for attention, weights in zip(attentions, w["blocks"]):
             x = layer_norm(x + attention(x, mask))
             x = layer_norm(x + gelu(x @ weights["inner"]) @ weights["outer"])
-        return x @ embed.word_embeddings.weight.T
-    modules = [part for part in (embed, *attentions) if isinstance(part, nn.Module)]
-    learned = [p for module in modules for p in module.parameters() if p.requires_grad]
-    return guess, [*learned, *(weights[name] for weights in w["blocks"] for name in ("inner", "outer"))]
+        return x @ w["tokens"].T
+    return guess, [*(p for p in attentions.parameters() if p.requires_grad), *all_weights(w)]
 
 
 def chapter_04(seed):
-    def variant(attentions): return with_attentions(embeddings(seed), attentions, new_weights(seed=seed))
+    def variant(off=None, **changes):
+        parts = attentions(seed, **changes)
+        for part in parts if off else ():
+            for p in part.get_submodule(off).parameters(): nn.init.zeros_(p).requires_grad_(False)
+        return with_attentions(parts, new_weights(seed=seed))
 
-    yield "the package's attention", *variant(attentions(seed))
-    yield "no attention", *variant([lambda x, mask: 0.0] * 2)
-    same = attentions(seed)
-    for attention in same: nn.init.zeros_(attention.key.weight).requires_grad_(False)
-    yield "the same probs for all", *variant(same)
-    yield "no root", *variant(attentions(seed, root=False))
-    yield "one head", *variant(attentions(seed, heads=1))
-    yield "one head, no root", *variant(attentions(seed, heads=1, root=False))
+    yield "our attention", *variant()
+    yield "the plain mean of all tokens", *variant("key")  # all scores are equal
+    yield "no attention", *variant("output")
+    yield "no root", *variant(root=False)
+    yield "one head", *variant(heads=1)
+    yield "one head, no root", *variant(heads=1, root=False)
 
 
 CHAPTERS = {"00": chapter_00, "03": chapter_03, "04": chapter_04}
