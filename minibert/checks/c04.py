@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..attention import MultiHeadAttention, attend
+from ..attention import MultiHeadAttention
 from ..config import BertConfig
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
