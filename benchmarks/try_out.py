@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 from minibert.core.files import write_whole
-from minibert.one_page import PAD, SEP, D, H, I, S, V, all_weights, block, new_weights, try_out
+from minibert.one_page import MASK, PAD, SEP, D, H, I, S, V, all_weights, block, new_weights, try_out
 from minibert.one_page import guess as page_guess
 
 SEEDS = (0, 1, 2)
+MORE_SEEDS = {"08, ten seeds": range(10)}
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured/try_out.json"
 
 
@@ -88,15 +89,62 @@ def chapter_03(seed):
         yield name, *around(embed, new_weights(seed=seed))
 
 
-CHAPTERS = {"00": chapter_00, "03": chapter_03}
+def model_of(seed):
+    "The package's whole model with chapter 6's initial weights, and its guess."
+    from minibert.core.seeds import seeded
+    from minibert.heads import BertForPreTraining
+    model = BertForPreTraining(config(), seeded(seed))
+    return model, lambda ids: model(ids, attention_mask=ids != PAD).prediction_logits
+
+
+def chapter_07(seed):
+    def states(model, ids): return model.bert(ids, attention_mask=ids != PAD).last_hidden_state
+
+    model, guess = model_of(seed)
+    yield "the MLM head", guess, model.parameters()
+    plain, _ = model_of(seed)
+    yield "the dot product alone", lambda ids: states(plain, ids) @ plain.word_embeddings.T, plain.parameters()
+    untied, _ = model_of(seed)
+    own = nn.Parameter(untied.word_embeddings.detach().clone())
+    yield ("an output matrix of its own", lambda ids: untied.mlm_head(states(untied, ids), own),
+           [*untied.parameters(), own])
+
+
+def masked(probability=0.15):
+    "`mask_tokens` as the bench's `hide`."
+    from minibert.masking import mask_tokens
+
+    def hide(rows, generator):
+        masked, labels = mask_tokens(rows, rows > MASK, mask_id=MASK, vocab_size=V, generator=generator,
+                                     probability=probability)
+        return masked, labels != -100
+    return hide
+
+
+def chapter_08(seed):
+    "The model of chapter 7, trained with other masks; the exam is always the same."
+    for name, *masks in (("80/10/10", masked()), ("[MASK] alone",), ("80/10/10, 40 %", masked(0.4)),
+                         ("80/10/10, 80 %", masked(0.8))):
+        model, guess = model_of(seed)
+        yield name, guess, model.parameters(), *masks
+
+
+def share_masked(seed):
+    "Chapter 8's experiment with more seeds than a reader has time for."
+    for share in (0.15, 0.4):
+        model, guess = model_of(seed)
+        yield f"{share:.0%} chosen", guess, model.parameters(), masked(share)
+
+
+CHAPTERS = {"00": chapter_00, "03": chapter_03, "07": chapter_07, "08": chapter_08, "08, ten seeds": share_masked}
 
 
 def measure(chapter):
     "variant -> one held-out loss a seed; each is printed with its mean and how far seeds go apart."
     rows = {}
-    for seed in SEEDS:
-        for name, guess, weights in CHAPTERS[chapter](seed):
-            rows.setdefault(name, []).append(round(try_out(guess, weights, seed), 3))
+    for seed in MORE_SEEDS.get(chapter, SEEDS):
+        for name, guess, weights, *masks in CHAPTERS[chapter](seed):
+            rows.setdefault(name, []).append(round(try_out(guess, weights, seed, *masks), 3))
     for name, losses in rows.items():
         print(f"{chapter}  {name:40}{statistics.mean(losses):.3f} +- {statistics.stdev(losses):.3f}  {losses}", flush=True)
     return rows
