@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 from minibert.core.files import write_whole
-from minibert.one_page import PAD, SEP, D, H, I, S, V, all_weights, block, new_weights, try_out
+from minibert.one_page import PAD, SEP, D, H, I, S, V, all_weights, block, layer_norm, new_weights, try_out
 from minibert.one_page import guess as page_guess
 
 SEEDS = (0, 1, 2)
+LOWEST = torch.finfo(torch.float32).min
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured/try_out.json"
 
 
@@ -88,7 +89,76 @@ def chapter_03(seed):
         yield name, *around(embed, new_weights(seed=seed))
 
 
-CHAPTERS = {"00": chapter_00, "03": chapter_03}
+def layer(layer_class, weights):
+    "A layer of this class with the weights of a block of chapter 0: biases are 0, LayerNorms 1 and 0."
+    made = layer_class(config())
+    ours = dict(q=made.attention.query, k=made.attention.key, v=made.attention.value, o=made.attention.output,
+                inner=made.feed_forward.up, outer=made.feed_forward.down)
+    for name, linear in ours.items():
+        linear.weight.data = weights[name].detach().T.clone()
+        nn.init.zeros_(linear.bias)
+    return made
+
+
+def chapter_05(seed):
+    from minibert.encoder import EncoderLayer
+
+    class NoResidual(EncoderLayer):
+        def forward(self, x, mask=None):
+            return self.output_norm(self.feed_forward(self.attention_norm(self.attention(x, mask))))
+
+    class NoNorm(EncoderLayer):
+        def forward(self, x, mask=None):
+            x = x + self.attention(x, mask)
+            return x + self.feed_forward(x)
+
+    def parts(layer_class, count, std=None):
+        w = new_weights(count, seed)
+        if std:
+            for block in w["blocks"]:
+                for weight in block.values(): weight.data *= std * weight.shape[0] ** 0.5
+        layers = nn.ModuleList(layer(layer_class, weights) for weights in w["blocks"])
+
+        def guess(ids):
+            x, mask = layer_norm(w["tokens"][ids] + w["positions"]), (ids == PAD)[:, None, None] * LOWEST
+            for one in layers: x = one(x, mask)
+            return x @ w["tokens"].T
+        return guess, [w["tokens"], w["positions"], *layers.parameters()]
+
+    yield "the package's layer", *parts(EncoderLayer, 2)
+    yield "no residual", *parts(NoResidual, 2)
+    yield "no LayerNorm", *parts(NoNorm, 2)
+    yield "six layers", *parts(EncoderLayer, 6)
+    yield "six layers, no LayerNorm", *parts(NoNorm, 6)
+    yield "six layers of 0.02", *parts(EncoderLayer, 6, 0.02)
+    yield "six layers of 0.02, no LayerNorm", *parts(NoNorm, 6, 0.02)
+
+
+def chapter_06(seed):
+    from minibert.model import BertModel
+
+    def model(tables, others, layers=2):
+        "`BertModel` whose tables, and whose other matrices, start with these standard deviations."
+        made = BertModel(config(num_hidden_layers=layers), torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            for name, p in made.named_parameters():
+                if p.dim() > 1: p.mul_((tables if "embeddings" in name else others) / 0.02)
+
+        def guess(ids):
+            hidden = made(ids, attention_mask=(ids != PAD).long()).last_hidden_state
+            return hidden @ made.embeddings.word_embeddings.weight.T
+        return guess, [p for name, p in made.named_parameters() if "pooler" not in name]
+
+    even = D**-0.5
+    yield "the package's model", *model(0.02, 0.02)
+    yield "1 / sqrt(D) everywhere", *model(even, even)
+    yield "1 / sqrt(D) in the tables", *model(even, 0.02)
+    yield "1 / sqrt(D) in the layers", *model(0.02, even)
+    yield "six layers", *model(0.02, 0.02, 6)
+    yield "six layers, 1 / sqrt(D) everywhere", *model(even, even, 6)
+
+
+CHAPTERS = {"00": chapter_00, "03": chapter_03, "05": chapter_05, "06": chapter_06}
 
 
 def measure(chapter):
