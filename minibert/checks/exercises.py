@@ -29,7 +29,7 @@ import numpy as np
 
 # %% auto #0
 __all__ = ['SECONDS', 'Wrong', 'Exercise', 'source_of', 'altered', 'is_stub', 'TooLong', 'Ran', 'run_limited', 'difference',
-           'short', 'outcomes', 'wrong_answers', 'truth_of', 'Verdict', 'Told', 'judge', 'prove']
+           'short', 'outcomes', 'Verdict', 'Told', 'judge', 'prove']
 
 # %% ../../nbs/reference/checks/exercises.ipynb #ffe85a69
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Exercise:
     "A task with its right answers and its known mistakes."
 
     id: str  # "04.1": chapter and number
-    kind: Literal["complete", "predict", "break"]
+    kind: Literal["complete", "predict", "break", "experiment"]
     topic: str
     reference: Any  # a right function; for a prediction the value, or what computes it
     wrong: tuple[Wrong, ...]
@@ -64,6 +64,29 @@ class Exercise:
     @property
     def is_value(self) -> bool:  # a prediction, not a function
         return self.probes is None and not self.properties
+
+    def right(self) -> Any:
+        "The right answer: the reference, or a prediction's value."
+        return _known(self)[0] if self.is_value else self.reference
+
+    def mistakes(self) -> list:
+        "The wrong answers as functions or values, in their order."
+        made = []
+        for wrong in self.wrong:
+            if wrong.change: made.append(altered(self.reference, *wrong.change))
+            elif self.is_value and callable(wrong.answer): made.append(wrong.answer())
+            else: made.append(wrong.answer)
+        return made
+
+    def judge(self, answer: Any, say: Callable) -> Verdict:
+        "The verdict on an answer that is no stub, made by `say`."
+        return (_judge_value if self.is_value else _judge_function)(self, answer, say)
+
+    def solution(self) -> tuple[str, str]:
+        "What a learner is shown in the end: a sentence, and code."
+        if self.is_value: return f"The answer is {short(self.right())}.", ""
+        name, source = self.reference.__name__, source_of(self.reference)
+        return "", re.sub(rf"\b{name}\b", name.lstrip("_"), source).rstrip()
 
 # %% ../../nbs/reference/checks/exercises.ipynb #96fcfa89
 def _function_of(thing: Any) -> Callable | None:
@@ -99,8 +122,9 @@ _NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE",
 
 
 def is_stub(answer: Any) -> bool:
-    "Whether an answer is `...`, None, or a function or class whose body does nothing."
+    "Whether an answer is `...`, None, a tuple with `...`, or a function or class whose body does nothing."
     if answer is ... or answer is None: return True
+    if isinstance(answer, tuple): return any(part is ... for part in answer)
     if inspect.isclass(answer):
         return any(is_stub(f) for name, f in vars(answer).items()
                    if inspect.isfunction(f) and name != "__init__")
@@ -306,31 +330,16 @@ def _changed(now: tuple, before: tuple) -> str:
     return ""
 
 # %% ../../nbs/reference/checks/exercises.ipynb #09cd23b8
-def wrong_answers(exercise: Exercise) -> list:
-    "The wrong answers as functions or values, in their order."
-    made = []
-    for wrong in exercise.wrong:
-        if wrong.change: made.append(altered(exercise.reference, *wrong.change))
-        elif exercise.is_value and callable(wrong.answer): made.append(wrong.answer())
-        else: made.append(wrong.answer)
-    return made
-
-
 @cache
 def _known(exercise: Exercise) -> tuple:
     "The reference's outcomes and those of each wrong answer; or their values."
     with _world_kept():
         if exercise.is_value:
             truth = exercise.reference
-            return (truth() if callable(truth) else truth), wrong_answers(exercise)
+            return (truth() if callable(truth) else truth), exercise.mistakes()
         if exercise.probes is None: return None, []
         right = outcomes(exercise, exercise.reference)
-        return right, [_outcomes_or_error(exercise, wrong) for wrong in wrong_answers(exercise)]
-
-
-def truth_of(exercise: Exercise) -> Any:
-    "The value that a prediction should have."
-    return _known(exercise)[0]
+        return right, [_outcomes_or_error(exercise, wrong) for wrong in exercise.mistakes()]
 
 # %% ../../nbs/reference/checks/exercises.ipynb #1c261490
 _MARKS = {"right": ("\u2713", "#2e8b57"), "wrong": ("\u2717", "#c0504d"),
@@ -438,7 +447,10 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
         return Verdict(exercise.id, exercise.topic, outcome, sentence, mistake)
 
     if is_stub(answer): return say("not attempted", "Write your answer in the cell above.")
-    if exercise.is_value: return _judge_value(exercise, answer, say)
+    return exercise.judge(answer, say)
+
+
+def _judge_function(exercise: Exercise, answer: Any, say: Callable) -> Verdict:
     if not callable(answer):
         return say("error", f"Your answer is {short(answer)}, not a function: give its name "
                             "alone, without calling it.")
@@ -472,15 +484,14 @@ def judge(exercise: Exercise, answer: Any) -> Verdict:
 # %% ../../nbs/reference/checks/exercises.ipynb #de4c90db
 def prove(exercise: Exercise, stub: Any, unlisted: Any) -> Told:
     "Assert that an exercise knows right from wrong; AssertionError says where not."
-    assert len(exercise.wrong) >= 3 and len(exercise.hints) == 3, "three mistakes, three hints"
+    enough = 1 if exercise.kind == "experiment" else 3
+    assert len(exercise.wrong) >= enough and len(exercise.hints) == 3, "too few mistakes or hints"
     assert len({wrong.sentence for wrong in exercise.wrong}) == len(exercise.wrong)
-    right = exercise.reference
-    if exercise.is_value: right = truth_of(exercise)
-    for answer in (right, *exercise.variants):
+    for answer in (exercise.right(), *exercise.variants):
         verdict = judge(exercise, answer)
         assert verdict, f"A right answer is refused: {verdict}"
     assert judge(exercise, stub).outcome == "not attempted", "The stub counts as an answer."
-    for n, answer in enumerate(wrong_answers(exercise)):
+    for n, answer in enumerate(exercise.mistakes()):
         verdict = judge(exercise, answer)
         assert verdict.outcome == "wrong" and verdict.sentence == exercise.wrong[n].sentence, \
             f"Wrong answer {n} ({exercise.wrong[n].sentence}) gets: {verdict}"
