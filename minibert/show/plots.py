@@ -20,8 +20,8 @@ from torch import Tensor
 from ..core.files import write_whole
 
 # %% auto #0
-__all__ = ['COLOURS', 'Picture', 'write_figure', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors', 'show_curves',
-           'show_bars', 'show_points', 'Explorer', 'explore']
+__all__ = ['COLOURS', 'SIGNED', 'Picture', 'write_figure', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors',
+           'show_curves', 'show_bars', 'show_points', 'Explorer', 'explore']
 
 # %% ../../nbs/reference/show/plots.ipynb #263bb812
 class Picture(plt.Figure):
@@ -54,7 +54,7 @@ def _array(values) -> np.ndarray:
     return values.astype(int) if values.dtype == bool else values
 
 # %% ../../nbs/reference/show/plots.ipynb #be2ecf71
-_WIDE = 0.075  # inches that one letter takes at our size
+_WIDE = 0.084  # inches that one letter takes at our size
 
 
 def _edge(words):
@@ -66,7 +66,7 @@ def _blank(width, height, title="", alt="", down=1, across=1):
     "A closed figure of so many inches, and its axes (down, across)."
     width = max(width, 1.25 * _WIDE * max(map(len, title.split("\n"))))
     layout = "compressed" if across > 1 else "constrained"  # compressed: square panels
-    look = dict(figsize=(width, height), dpi=80, layout=layout, FigureClass=Picture)
+    look = dict(figsize=(width, height), dpi=96, layout=layout, FigureClass=Picture)
     figure, axes = plt.subplots(down, across, squeeze=False, **look)
     plt.close(figure)
     figure.alt = alt or title
@@ -76,10 +76,10 @@ def _blank(width, height, title="", alt="", down=1, across=1):
 # %% ../../nbs/reference/show/plots.ipynb #7e673d09
 def _words(axis, words, pitch, name=""):
     "Write `words` along one axis, only each k-th where `pitch` inches are too few."
-    if len(words): axis.set_label_text(name, fontsize=8)
+    if len(words): axis.set_label_text(name, fontsize=9)
     step = max(1, math.ceil(0.13 / pitch - 1e-6))
     axis.set_ticks(range(0, len(words), step), list(words)[::step], parse_math=False)
-    axis.set_tick_params(length=0, labelsize=8)
+    axis.set_tick_params(length=0, labelsize=9)
     if axis.axis_name == "x": axis.set_tick_params(rotation=90)
 
 # %% ../../nbs/reference/show/plots.ipynb #03f6e2f0
@@ -105,17 +105,19 @@ def _numbers(axis, texts, values, middle):
     for (i, j), text in np.ndenumerate(texts):
         dark = np.isfinite(values[i, j]) and values[i, j] > middle
         axis.text(
-            j, i, text, ha="center", va="center", fontsize=7,
+            j, i, text, ha="center", va="center", fontsize=9,
             color="white" if dark else "black",
         )
 
 # %% ../../nbs/reference/show/plots.ipynb #408ac6a7
 COLOURS = "Blues"  # pale is little, dark is much
+SIGNED = "RdBu"  # red is negative, white is 0, blue is positive
 
 
 def _heat(axis, values, low, high, aspect):
     "The image of `values` on one scale, in the course's colours, unsmoothed."
-    look = dict(cmap=COLOURS, interpolation="nearest", aspect=aspect)
+    colours = SIGNED if low == -high else COLOURS
+    look = dict(cmap=colours, interpolation="nearest", aspect=aspect)
     return axis.imshow(values, vmin=low, vmax=high, **look)
 
 # %% ../../nbs/reference/show/plots.ipynb #330b2722
@@ -129,7 +131,7 @@ def _scale(figure, image, axes, values):
     beyond = _ENDS[int((known < low).any()), int((known > high).any())]
     thin = 0.2 / figure.get_figwidth()
     bar = figure.colorbar(image, ax=axes, fraction=thin, extend=beyond)
-    bar.ax.tick_params(labelsize=8)
+    bar.ax.tick_params(labelsize=9)
 
 # %% ../../nbs/reference/show/plots.ipynb #bcf64880
 def show_matrix(
@@ -142,11 +144,11 @@ def show_matrix(
     fmt: str | None = None,  # such as ".2f": write the values into the cells
     alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
-    "Draw a matrix on the scale low..high; ValueError where shape and words do not fit."
+    "Draw a matrix on the scale low..high; with low = -high, signs get two colours."
     values = _matrix(matrix, rows, columns)
     texts = [[format(v, fmt) for v in row] for row in values] if fmt else [[""]]
     (n, m), texts = values.shape, np.array(texts)
-    cell = max(0.26, 0.07 * max(len(text) for text in texts.flat))
+    cell = max(0.26, 0.085 * max(len(text) for text in texts.flat))
     across, down = (cell, 0.24) if fmt else (min(cell, 8 / m), min(0.24, 6 / n))
     width, height = max(m * across, 1) + 0.9, max(n * down, 0.7) + 0.3
     width, height = _edge(rows) + width, _edge(columns) + height
@@ -155,7 +157,8 @@ def show_matrix(
     _scale(figure, image, axis, values)
     _words(axis.yaxis, [] if rows is None else rows, down)
     _words(axis.xaxis, [] if columns is None else columns, across)
-    if fmt: _numbers(axis, texts, values, (low + high) / 2)
+    strong = (abs(values), 0.6 * high) if low == -high else (values, (low + high) / 2)
+    if fmt: _numbers(axis, texts, *strong)
     return figure
 
 # %% ../../nbs/reference/show/plots.ipynb #6444b266
@@ -201,7 +204,7 @@ def show_heads(
         left, lowest = head % across == 0, head + across >= heads
         _words(axis.yaxis, tokens if left else [], pitch, "who looks")
         _words(axis.xaxis, tokens if lowest else [], pitch, "at whom")
-        axis.set_title(f"head {head}", fontsize=8)
+        axis.set_title(f"head {head}", fontsize=9)
     _scale(figure, image, figure.axes, values)
     return figure
 
@@ -240,9 +243,9 @@ def show_sheet(
     image = _heat(axis, picture, 0, 1, "equal")
     _scale(figure, image, axis, picture)
     middle = [(k + 0.5) * step - 1 for k in range(max(layers, heads))]
-    axis.set_yticks(middle[:layers], names, fontsize=8, parse_math=False)
-    axis.set_xticks(middle[:heads], range(heads), fontsize=8)
-    axis.set_xlabel("head", fontsize=8)
+    axis.set_yticks(middle[:layers], names, fontsize=9, parse_math=False)
+    axis.set_xticks(middle[:heads], range(heads), fontsize=9)
+    axis.set_xlabel("head", fontsize=9)
     axis.tick_params(length=0)
     return figure
 
@@ -278,7 +281,7 @@ def show_tensors(
     figure, ((axis,),) = _blank(*size, title, alt)
     axis.set(xlim=(0, size[0]), ylim=(size[1], 0), aspect="equal")
     axis.axis("off")
-    places, centred = {}, dict(ha="center", fontsize=8)
+    places, centred = {}, dict(ha="center", fontsize=9)
     for name, (column, row, tensor) in tensors.items():
         x, y, shape = 1.4 * column + 0.2, 1.12 * row + 0.45, tuple(tensor.shape)
         left, right, low = _tensor(axis, x, y, shape, (bands or {}).get(name, 1))
@@ -303,7 +306,7 @@ def _lines(axis, lines):
         axis.axhline(float(value), label=label, **look)
     axis.locator_params("y", nbins=8)  # ticks that do not hang on the layout
     if not axis.get_legend_handles_labels()[1]: return
-    for text in axis.legend(fontsize=8, frameon=False).texts:
+    for text in axis.legend(fontsize=9, frameon=False).texts:
         text.set_parse_math(False)  # a name may hold dollars
         text.set_bbox(dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0))
 
@@ -365,10 +368,10 @@ def show_bars(
     figure, ((axis,),) = _blank(1.5 + 0.7 * len(bars), 3, title, alt)
     heights = [float(value) for value in bars.values()]
     drawn = axis.bar(list(bars), heights, color="#31688e")
-    axis.bar_label(drawn, fmt="%.3g", fontsize=8)
+    axis.bar_label(drawn, fmt="%.3g", fontsize=9)
     axis.margins(y=0.12)
     axis.set(ylabel=y)
-    axis.tick_params(axis="x", labelsize=8)
+    axis.tick_params(axis="x", labelsize=9)
     for label in axis.get_xticklabels():
         label.set(rotation=30, ha="right", rotation_mode="anchor")
     _lines(axis, lines)
@@ -392,7 +395,7 @@ def show_points(
         axis.scatter(*values.T, label=label, s=12, alpha=0.7, linewidths=0)
     axis.set(xlabel=x, ylabel=y)
     axis.set_aspect("equal", "datalim")
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=9, frameon=False)
     return figure
 
 # %% ../../nbs/reference/show/plots.ipynb #a3b71aaf
