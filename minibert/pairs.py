@@ -92,8 +92,9 @@ class PairSampler:
     ) -> dict[str, Tensor]:
         "The batch of a step, as the model takes it; with `positions` where asked."
         generator = seeded(self.seed, step)
+        random = 0.5 if "nsp" in self.objectives else 0.0
         pairs = draw_pairs(
-            self.places, batch_size, self.length, self.short, generator)
+            self.places, batch_size, self.length, self.short, generator, random)
         batch = collate(pairs, self.corpus.ids, self.tokenizer)
         if "mlm" in self.objectives: batch = _masked(batch, self.masking, generator)
         if "nsp" not in self.objectives: del batch["next_sentence_label"]

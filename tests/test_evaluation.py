@@ -342,7 +342,7 @@ def asking(sampler, objectives):
 def test_who_asks_about_words_gets_no_figure_of_pairs(bert, sampler, train):
     full = evaluate_pretraining(bert, sampler, batches=2, batch_size=8, counts=count_pieces(train))
     words = evaluate_pretraining(bert, asking(sampler, "mlm"), batches=2, batch_size=8, counts=count_pieces(train))
-    assert words == {name: value for name, value in full.items() if not name.startswith("nsp_")}
+    assert [*words] == [name for name in full if not name.startswith("nsp_")]
     assert list(predict(bert, asking(sampler, "mlm"), 1, 4)) == ["mlm"]
 
 

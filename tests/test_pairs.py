@@ -231,6 +231,15 @@ def test_read_batch_of_one_objective():
     assert words.info != pairs.info == PairSampler(corpus, TOKENIZER, 24, objectives=("nsp",)).info
 
 
+def test_no_second_sentence_is_random_where_nobody_asks():
+    corpus = corpus_of([[5, 2, 7, 4]] * 30)
+    of = lambda *names: PairSampler(corpus, TOKENIZER, 24, objectives=names).batch(0, 200, positions=True)
+    words, both = of("mlm"), of("mlm", "nsp")
+    documents = torch.where(words["positions"] < 0, -1, words["positions"] // 18)  # of 18 tokens each
+    for row in documents.tolist(): assert len({*row} - {-1}) == 1
+    assert 60 < both["next_sentence_label"].sum() < 140
+
+
 def test_read_batch_without_masks():
     corpus = corpus_of([[2, 3], [3, 2]])
     pairs = draw(corpus, 4, 16, 0.0, seeded(0))

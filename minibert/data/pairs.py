@@ -135,15 +135,16 @@ def draw_pairs(
     length: int,  # S, the three specials included
     short: float,  # share of pairs with a random shorter target
     generator: torch.Generator,
+    random: float = 0.5,  # share of pairs whose B is from another document
 ) -> Pairs:
-    "Draw pairs, half of them with a B from another document (Devlin et al. 2018, 3.1)."
+    "Draw pairs, half of them random ones (Devlin et al. 2018, 3.1)."
     tokens, room = places.tokens, length - 3
     u = torch.rand(6, count, generator=generator, dtype=torch.float64).numpy()
     target = np.where(u[0] < short, 2 + (u[1] * (room - 1)).astype(np.int64), room)
     document, first, end = find_runs(places, target, u[2:4])
     middle = first + 1 + (u[4] * (end - first - 1)).astype(np.int64)
     a_start, b_start = tokens[first], tokens[middle]
-    a, b, is_random = b_start - a_start, tokens[end] - b_start, u[5] < 0.5
+    a, b, is_random = b_start - a_start, tokens[end] - b_start, u[5] < random
     closes = end == places.documents[document + 1]
     most = np.maximum(room - a, room // 2)
     wanted = Wanted(document, most, b, np.maximum(target - a, 1), closes)[is_random]
