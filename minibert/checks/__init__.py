@@ -19,11 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-<<<<<<< HEAD
 from .exercises import Exercise, Told, judge, shown
-=======
-from .exercises import Exercise, Told, Verdict, judge, short
->>>>>>> h7
 from .experiments import mean_interval as mean_interval  # for learners
 
 # %% auto #0

@@ -27,13 +27,8 @@ from typing import Any, Literal
 import numpy as np
 
 # %% auto #0
-<<<<<<< HEAD
 __all__ = ['SECONDS', 'ROUNDING', 'Wrong', 'Exercise', 'source_of', 'altered', 'is_stub', 'TooLong', 'Ran', 'run_limited',
            'shown', 'difference', 'outcomes', 'same', 'Told', 'judge', 'prove']
-=======
-__all__ = ['SECONDS', 'Wrong', 'Exercise', 'source_of', 'altered', 'is_stub', 'TooLong', 'Ran', 'run_limited', 'difference',
-           'short', 'outcomes', 'Verdict', 'Told', 'judge', 'prove']
->>>>>>> h7
 
 # %% ../../nbs/reference/checks/exercises.ipynb #ffe85a69
 @dataclass(frozen=True, eq=False)
@@ -75,7 +70,6 @@ class Exercise:
         "The right answer: the reference, or a prediction's value."
         return _known(self)[0] if self.is_value else self.reference
 
-<<<<<<< HEAD
     def mistakes(self) -> list[list]:
         "Of each mistake the wrong answers, as functions or values."
         def made(form):
@@ -85,28 +79,12 @@ class Exercise:
                 for wrong in self.wrong]
 
     def judge(self, answer: Any, say: Callable[..., Told]) -> Told:
-=======
-    def mistakes(self) -> list:
-        "The wrong answers as functions or values, in their order."
-        made = []
-        for wrong in self.wrong:
-            if wrong.change: made.append(altered(self.reference, *wrong.change))
-            elif self.is_value and callable(wrong.answer): made.append(wrong.answer())
-            else: made.append(wrong.answer)
-        return made
-
-    def judge(self, answer: Any, say: Callable) -> Verdict:
->>>>>>> h7
         "The verdict on an answer that is no stub, made by `say`."
         return (_judge_value if self.is_value else _judge_function)(self, answer, say)
 
     def solution(self) -> tuple[str, str]:
         "What a learner is shown in the end: a sentence, and code."
-<<<<<<< HEAD
         if self.is_value: return f"The answer is {shown(self.right())}.", ""
-=======
-        if self.is_value: return f"The answer is {short(self.right())}.", ""
->>>>>>> h7
         name, source = self.reference.__name__, source_of(self.reference)
         return "", re.sub(rf"\b{name}\b", name.lstrip("_"), source).rstrip()
 
@@ -132,25 +110,12 @@ _NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE", "COPY
 
 
 def is_stub(answer: Any) -> bool:
-<<<<<<< HEAD
     "Whether an answer is `...`, None, holds `...`, or is a function that does nothing."
     if answer is ... or answer is None: return True
     if isinstance(answer, tuple): return any(part is ... for part in answer)
     return inspect.isfunction(answer) and all(
         step.opname in _NOTHING and ("CONST" not in step.opname or step.argval in (None, ...))
         for step in dis.get_instructions(answer))
-=======
-    "Whether an answer is `...`, None, a tuple with `...`, or a function or class whose body does nothing."
-    if answer is ... or answer is None: return True
-    if isinstance(answer, tuple): return any(part is ... for part in answer)
-    if inspect.isclass(answer):
-        return any(is_stub(f) for name, f in vars(answer).items()
-                   if inspect.isfunction(f) and name != "__init__")
-    if not inspect.isfunction(answer): return False
-    steps = list(dis.get_instructions(answer))
-    values = [step.argval for step in steps if "CONST" in step.opname]
-    return {step.opname for step in steps} <= _NOTHING and set(values) <= {None, ...}
->>>>>>> h7
 
 # %% ../../nbs/reference/checks/exercises.ipynb #94f235ca
 SECONDS = 2  # of computing that a call may take
@@ -370,7 +335,6 @@ def _known(exercise: Exercise) -> tuple:
         if exercise.is_value:
             truth = exercise.reference
             return (truth() if callable(truth) else truth), exercise.mistakes()
-<<<<<<< HEAD
         if exercise.probes is None: return [], []
         return outcomes(exercise, exercise.reference), [
             [outcomes(exercise, form) for form in forms] for forms in exercise.mistakes()]
@@ -388,11 +352,6 @@ def _named(exercise: Exercise, ran: list[Ran]) -> int | None:
                 or any(changed) and [call.changed for call in form] == changed)]
             if forms and same(ran, *forms, within=within): return n
     return None
-=======
-        if exercise.probes is None: return None, []
-        right = outcomes(exercise, exercise.reference)
-        return right, [_outcomes_or_error(exercise, wrong) for wrong in exercise.mistakes()]
->>>>>>> h7
 
 # %% ../../nbs/reference/checks/exercises.ipynb #1c261490
 _MARKS = {"right": ("\u2713", "#2e8b57"), "wrong": ("\u2717", "#c0504d"),
@@ -494,11 +453,7 @@ def judge(exercise: Exercise, answer: Any) -> Told:
     return exercise.judge(answer, say)
 
 
-<<<<<<< HEAD
 def _judge_function(exercise: Exercise, answer: Any, say: Callable) -> Told:
-=======
-def _judge_function(exercise: Exercise, answer: Any, say: Callable) -> Verdict:
->>>>>>> h7
     if not callable(answer):
         return say("error", f"Your answer is {shown(answer)}, not a function: give its name "
                             "alone, without calling it.")
@@ -584,27 +539,16 @@ def prove(exercise: Exercise, stub: Any, unlisted: Any) -> Told:
     "Assert that an exercise knows right from wrong; AssertionError says where not."
     enough = 1 if exercise.kind == "experiment" else 3
     assert len(exercise.wrong) >= enough and len(exercise.hints) == 3, "too few mistakes or hints"
-<<<<<<< HEAD
     sentences = [wrong.sentence for wrong in exercise.wrong]
     assert len(set(sentences)) == len(sentences)
-=======
-    assert len({wrong.sentence for wrong in exercise.wrong}) == len(exercise.wrong)
->>>>>>> h7
     for answer in (exercise.right(), *exercise.variants):
         verdict = judge(exercise, answer)
         assert verdict, f"A right answer is refused: {verdict}"
     assert judge(exercise, stub).outcome == "not attempted", "The stub counts as an answer."
-<<<<<<< HEAD
     for n, forms in enumerate(exercise.mistakes()):
         for answer in forms:
             verdict = judge(exercise, answer)
             assert verdict.mistake == n, f"Wrong answer {n} ({sentences[n]}) gets: {verdict}"
-=======
-    for n, answer in enumerate(exercise.mistakes()):
-        verdict = judge(exercise, answer)
-        assert verdict.outcome == "wrong" and verdict.sentence == exercise.wrong[n].sentence, \
-            f"Wrong answer {n} ({exercise.wrong[n].sentence}) gets: {verdict}"
->>>>>>> h7
     verdict = judge(exercise, unlisted)
     assert verdict.outcome in ("wrong", "error") and verdict.mistake is None, \
         f"The unlisted mistake gets: {verdict}"

@@ -16,11 +16,7 @@ import pytest
 from conftest import ROOT
 from minibert import checks
 from minibert.core.seeds import seeded
-<<<<<<< HEAD
 from minibert.checks.exercises import is_stub, judge, outcomes, same, source_of
-=======
-from minibert.checks.exercises import difference, is_stub, judge, outcomes, source_of
->>>>>>> h7
 
 FUTURE = __future__.annotations.compiler_flag
 CHAPTERS = checks.chapters()
@@ -74,11 +70,7 @@ def test_untouched_stub_is_not_attempted(chapter):
 @by_id
 def test_right_answers_pass_and_known_mistakes_are_named(exercise):
     assert all(checks.check(exercise.id, answer) for answer in (exercise.right(), *exercise.variants))
-<<<<<<< HEAD
     for n, forms in enumerate(exercise.mistakes()): assert {judge(exercise, form).mistake for form in forms} == {n}
-=======
-    assert [judge(exercise, wrong).mistake for wrong in exercise.mistakes()] == list(range(len(exercise.wrong)))
->>>>>>> h7
     assert len(exercise.wrong) >= (1 if exercise.kind == "experiment" else 3) and all(wrong.sentence.endswith((".", "?")) for wrong in exercise.wrong)
     assert repr(checks.solution(exercise.id)) and exercise.id in checks.solution(exercise.id).title
 
