@@ -10,7 +10,6 @@ import torch
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
 from .experiments import Experiment
-from ..masking import mask_tokens
 
 # %% auto #0
 __all__ = ['EXACTLY', 'DECIDE', 'MORE_MASKS', 'FORTY']
