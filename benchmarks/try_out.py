@@ -22,10 +22,11 @@ import torch
 from torch import nn
 
 from minibert.core.files import write_whole
-from minibert.one_page import PAD, SEP, D, H, I, S, V, all_weights, block, layer_norm, new_weights, try_out
+from minibert.one_page import MASK, PAD, SEP, D, H, I, S, V, all_weights, block, gelu, layer_norm, new_weights, try_out
 from minibert.one_page import guess as page_guess
 
 SEEDS = (0, 1, 2)
+MORE_SEEDS = {"08, ten seeds": range(10)}
 LOWEST = torch.finfo(torch.float32).min
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured/try_out.json"
 
@@ -87,6 +88,56 @@ def chapter_03(seed):
         if name == "no segments": none(embed.token_type_embeddings)
         if name == "no LayerNorm": embed.norm = nn.Identity()
         yield name, *around(embed, new_weights(seed=seed))
+
+
+def no_root(attention):
+    "A subclass of the package's attention whose scores aren't divided by the root of K."
+    class NoRoot(attention):
+        def heads_of(self, x, memory=None):
+            q, k, v = super().heads_of(x, memory)
+            return q.shape[-1] ** 0.5 * q, k, v
+    return NoRoot
+
+
+def attentions(seed, heads=H, root=True):
+    "Two of the package's attentions, with chapter 0's initial standard deviation of the root of 1/D."
+    from minibert.attention import MultiHeadAttention
+    kind = MultiHeadAttention if root else no_root(MultiHeadAttention)
+
+    def make():
+        modules = nn.ModuleList(kind(config(num_attention_heads=heads)) for _ in range(2))
+        for parameter in modules.parameters():
+            if parameter.dim() > 1: nn.init.normal_(parameter, std=D**-0.5)
+            else: nn.init.zeros_(parameter)
+        return modules
+    return built(seed, make)
+
+
+def with_attentions(attentions, w):
+    "A guess and its weights: the package's attention in chapter 0's model."
+    def guess(ids):
+        x = layer_norm(w["tokens"][ids] + w["positions"])
+        mask = (ids == PAD)[:, None, None] * torch.finfo(x.dtype).min
+        for attention, weights in zip(attentions, w["blocks"]):
+            x = layer_norm(x + attention(x, mask))
+            x = layer_norm(x + gelu(x @ weights["inner"]) @ weights["outer"])
+        return x @ w["tokens"].T
+    return guess, [*(p for p in attentions.parameters() if p.requires_grad), *all_weights(w)]
+
+
+def chapter_04(seed):
+    def variant(off=None, **changes):
+        parts = attentions(seed, **changes)
+        for part in parts if off else ():
+            for p in part.get_submodule(off).parameters(): nn.init.zeros_(p).requires_grad_(False)
+        return with_attentions(parts, new_weights(seed=seed))
+
+    yield "our attention", *variant()
+    yield "the plain mean of all tokens", *variant("key")  # all scores are equal
+    yield "no attention", *variant("output")
+    yield "no root", *variant(root=False)
+    yield "one head", *variant(heads=1)
+    yield "one head, no root", *variant(heads=1, root=False)
 
 
 def layer(layer_class, weights):
@@ -158,15 +209,63 @@ def chapter_06(seed):
     yield "six layers, 1 / sqrt(D) everywhere", *model(even, even, 6)
 
 
-CHAPTERS = {"00": chapter_00, "03": chapter_03, "05": chapter_05, "06": chapter_06}
+def model_of(seed):
+    "The package's whole model with chapter 6's initial weights, and its guess."
+    from minibert.core.seeds import seeded
+    from minibert.heads import BertForPreTraining
+    model = BertForPreTraining(config(), seeded(seed))
+    return model, lambda ids: model(ids, attention_mask=ids != PAD).prediction_logits
+
+
+def chapter_07(seed):
+    def states(model, ids): return model.bert(ids, attention_mask=ids != PAD).last_hidden_state
+
+    model, guess = model_of(seed)
+    yield "the MLM head", guess, model.parameters()
+    plain, _ = model_of(seed)
+    yield "the dot product alone", lambda ids: states(plain, ids) @ plain.word_embeddings.T, plain.parameters()
+    untied, _ = model_of(seed)
+    own = nn.Parameter(untied.word_embeddings.detach().clone())
+    yield ("an output matrix of its own", lambda ids: untied.mlm_head(states(untied, ids), own),
+           [*untied.parameters(), own])
+
+
+def masked(probability=0.15):
+    "`mask_tokens` as the bench's `hide`."
+    from minibert.masking import mask_tokens
+
+    def hide(rows, generator):
+        masked, labels = mask_tokens(rows, rows > MASK, mask_id=MASK, vocab_size=V, generator=generator,
+                                     probability=probability)
+        return masked, labels != -100
+    return hide
+
+
+def chapter_08(seed):
+    "The model of chapter 7, trained with other masks; the exam is always the same."
+    for name, *masks in (("80/10/10", masked()), ("[MASK] alone",), ("80/10/10, 40 %", masked(0.4)),
+                         ("80/10/10, 80 %", masked(0.8))):
+        model, guess = model_of(seed)
+        yield name, guess, model.parameters(), *masks
+
+
+def share_masked(seed):
+    "Chapter 8's experiment with more seeds than a reader has time for."
+    for share in (0.15, 0.4):
+        model, guess = model_of(seed)
+        yield f"{share:.0%} chosen", guess, model.parameters(), masked(share)
+
+
+CHAPTERS = {"00": chapter_00, "03": chapter_03, "04": chapter_04, "05": chapter_05, "06": chapter_06, "07": chapter_07,
+            "08": chapter_08, "08, ten seeds": share_masked}
 
 
 def measure(chapter):
     "variant -> one held-out loss a seed; each is printed with its mean and how far seeds go apart."
     rows = {}
-    for seed in SEEDS:
-        for name, guess, weights in CHAPTERS[chapter](seed):
-            rows.setdefault(name, []).append(round(try_out(guess, weights, seed), 3))
+    for seed in MORE_SEEDS.get(chapter, SEEDS):
+        for name, guess, weights, *masks in CHAPTERS[chapter](seed):
+            rows.setdefault(name, []).append(round(try_out(guess, weights, seed, *masks), 3))
     for name, losses in rows.items():
         print(f"{chapter}  {name:40}{statistics.mean(losses):.3f} +- {statistics.stdev(losses):.3f}  {losses}", flush=True)
     return rows
