@@ -22,10 +22,12 @@ import torch
 from torch import nn
 
 from minibert.core.files import write_whole
-from minibert.one_page import PAD, SEP, D, H, I, S, V, all_weights, block, gelu, layer_norm, new_weights, try_out
+from minibert.one_page import MASK, PAD, SEP, D, H, I, S, V, all_weights, block, gelu, layer_norm, new_weights, try_out
 from minibert.one_page import guess as page_guess
 
 SEEDS = (0, 1, 2)
+MORE_SEEDS = {"08, ten seeds": range(10)}
+LOWEST = torch.finfo(torch.float32).min
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured/try_out.json"
 
 
@@ -138,15 +140,132 @@ def chapter_04(seed):
     yield "one head, no root", *variant(heads=1, root=False)
 
 
-CHAPTERS = {"00": chapter_00, "03": chapter_03, "04": chapter_04}
+def layer(layer_class, weights):
+    "A layer of this class with the weights of a block of chapter 0: biases are 0, LayerNorms 1 and 0."
+    made = layer_class(config())
+    ours = dict(q=made.attention.query, k=made.attention.key, v=made.attention.value, o=made.attention.output,
+                inner=made.feed_forward.up, outer=made.feed_forward.down)
+    for name, linear in ours.items():
+        linear.weight.data = weights[name].detach().T.clone()
+        nn.init.zeros_(linear.bias)
+    return made
+
+
+def chapter_05(seed):
+    from minibert.encoder import EncoderLayer
+
+    class NoResidual(EncoderLayer):
+        def forward(self, x, mask=None):
+            return self.output_norm(self.feed_forward(self.attention_norm(self.attention(x, mask))))
+
+    class NoNorm(EncoderLayer):
+        def forward(self, x, mask=None):
+            x = x + self.attention(x, mask)
+            return x + self.feed_forward(x)
+
+    def parts(layer_class, count, std=None):
+        w = new_weights(count, seed)
+        if std:
+            for block in w["blocks"]:
+                for weight in block.values(): weight.data *= std * weight.shape[0] ** 0.5
+        layers = nn.ModuleList(layer(layer_class, weights) for weights in w["blocks"])
+
+        def guess(ids):
+            x, mask = layer_norm(w["tokens"][ids] + w["positions"]), (ids == PAD)[:, None, None] * LOWEST
+            for one in layers: x = one(x, mask)
+            return x @ w["tokens"].T
+        return guess, [w["tokens"], w["positions"], *layers.parameters()]
+
+    yield "the package's layer", *parts(EncoderLayer, 2)
+    yield "no residual", *parts(NoResidual, 2)
+    yield "no LayerNorm", *parts(NoNorm, 2)
+    yield "six layers", *parts(EncoderLayer, 6)
+    yield "six layers, no LayerNorm", *parts(NoNorm, 6)
+    yield "six layers of 0.02", *parts(EncoderLayer, 6, 0.02)
+    yield "six layers of 0.02, no LayerNorm", *parts(NoNorm, 6, 0.02)
+
+
+def chapter_06(seed):
+    from minibert.model import BertModel
+
+    def model(tables, others, layers=2):
+        "`BertModel` whose tables, and whose other matrices, start with these standard deviations."
+        made = BertModel(config(num_hidden_layers=layers), torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            for name, p in made.named_parameters():
+                if p.dim() > 1: p.mul_((tables if "embeddings" in name else others) / 0.02)
+
+        def guess(ids):
+            hidden = made(ids, attention_mask=(ids != PAD).long()).last_hidden_state
+            return hidden @ made.embeddings.word_embeddings.weight.T
+        return guess, [p for name, p in made.named_parameters() if "pooler" not in name]
+
+    even = D**-0.5
+    yield "the package's model", *model(0.02, 0.02)
+    yield "1 / sqrt(D) everywhere", *model(even, even)
+    yield "1 / sqrt(D) in the tables", *model(even, 0.02)
+    yield "1 / sqrt(D) in the layers", *model(0.02, even)
+    yield "six layers", *model(0.02, 0.02, 6)
+    yield "six layers, 1 / sqrt(D) everywhere", *model(even, even, 6)
+
+
+def model_of(seed):
+    "The package's whole model with chapter 6's initial weights, and its guess."
+    from minibert.core.seeds import seeded
+    from minibert.heads import BertForPreTraining
+    model = BertForPreTraining(config(), seeded(seed))
+    return model, lambda ids: model(ids, attention_mask=ids != PAD).prediction_logits
+
+
+def chapter_07(seed):
+    def states(model, ids): return model.bert(ids, attention_mask=ids != PAD).last_hidden_state
+
+    model, guess = model_of(seed)
+    yield "the MLM head", guess, model.parameters()
+    plain, _ = model_of(seed)
+    yield "the dot product alone", lambda ids: states(plain, ids) @ plain.word_embeddings.T, plain.parameters()
+    untied, _ = model_of(seed)
+    own = nn.Parameter(untied.word_embeddings.detach().clone())
+    yield ("an output matrix of its own", lambda ids: untied.mlm_head(states(untied, ids), own),
+           [*untied.parameters(), own])
+
+
+def masked(probability=0.15):
+    "`mask_tokens` as the bench's `hide`."
+    from minibert.masking import mask_tokens
+
+    def hide(rows, generator):
+        masked, labels = mask_tokens(rows, rows > MASK, mask_id=MASK, vocab_size=V, generator=generator,
+                                     probability=probability)
+        return masked, labels != -100
+    return hide
+
+
+def chapter_08(seed):
+    "The model of chapter 7, trained with other masks; the exam is always the same."
+    for name, *masks in (("80/10/10", masked()), ("[MASK] alone",), ("80/10/10, 40 %", masked(0.4)),
+                         ("80/10/10, 80 %", masked(0.8))):
+        model, guess = model_of(seed)
+        yield name, guess, model.parameters(), *masks
+
+
+def share_masked(seed):
+    "Chapter 8's experiment with more seeds than a reader has time for."
+    for share in (0.15, 0.4):
+        model, guess = model_of(seed)
+        yield f"{share:.0%} chosen", guess, model.parameters(), masked(share)
+
+
+CHAPTERS = {"00": chapter_00, "03": chapter_03, "04": chapter_04, "05": chapter_05, "06": chapter_06, "07": chapter_07,
+            "08": chapter_08, "08, ten seeds": share_masked}
 
 
 def measure(chapter):
     "variant -> one held-out loss a seed; each is printed with its mean and how far seeds go apart."
     rows = {}
-    for seed in SEEDS:
-        for name, guess, weights in CHAPTERS[chapter](seed):
-            rows.setdefault(name, []).append(round(try_out(guess, weights, seed), 3))
+    for seed in MORE_SEEDS.get(chapter, SEEDS):
+        for name, guess, weights, *masks in CHAPTERS[chapter](seed):
+            rows.setdefault(name, []).append(round(try_out(guess, weights, seed, *masks), 3))
     for name, losses in rows.items():
         print(f"{chapter}  {name:40}{statistics.mean(losses):.3f} +- {statistics.stdev(losses):.3f}  {losses}", flush=True)
     return rows

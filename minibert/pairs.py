@@ -5,14 +5,11 @@
 # %% ../nbs/09_pairs.ipynb #85510518
 from __future__ import annotations
 
-from copy import copy
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from .measure.predictions import pretraining_figures
-from .measure.baselines import Known, masked_baselines
+from .measure.predictions import PretrainingExamples
 from .core.seeds import seeded
 from .data.corpus import Corpus
 from .masking import mask_tokens
@@ -20,7 +17,7 @@ from .data.pairs import Pairs, Places, check_sampler, draw_pairs
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['collate', 'PairSampler', 'read_batch']
+__all__ = ['collate', 'PairSampler']
 
 # %% ../nbs/09_pairs.ipynb #f3e684db
 def collate(
@@ -47,24 +44,14 @@ def collate(
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 # %% ../nbs/09_pairs.ipynb #e57ffefb
-def _masking(tokenizer, probability, whole_words):
-    continues = torch.as_tensor(tokenizer.continues) if whole_words else None
-    return dict(
-        mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
-        probability=probability, continues=continues,
-    )
-
-
 def _masked(batch, masking, generator):
     ids, text = batch["input_ids"], batch["positions"] >= 0
     masked, labels = mask_tokens(ids, text, generator=generator, **masking)
     return batch | dict(input_ids=masked, labels=labels)
 
 # %% ../nbs/09_pairs.ipynb #2eeb93c6
-class PairSampler:
+class PairSampler(PretrainingExamples):
     "Draws the batch of any step from a corpus: a function of (seed, step) alone."
-
-    known = Known()  # nothing yet: no baselines
 
     def __init__(
         self, corpus: Corpus, tokenizer: WordPieceTokenizer,
@@ -80,12 +67,9 @@ class PairSampler:
         self.corpus, self.tokenizer, self.length = corpus, tokenizer, length
         self.seed, self.short, self.places = seed, short, Places(corpus)
         self.objectives = tuple(objectives)
-        self.masking = _masking(tokenizer, probability, whole_words)
-
-    @property
-    def info(self) -> dict:
-        "What a run that goes on must find again: the corpus, and what is asked of it."
-        return self.corpus.info | dict(objectives=",".join(self.objectives))
+        continues = torch.as_tensor(tokenizer.continues) if whole_words else None
+        self.masking = dict(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
+                            probability=probability, continues=continues)
 
     def batch(
         self, step: int, batch_size: int = 32, *, positions: bool = False,
@@ -100,38 +84,3 @@ class PairSampler:
         if "nsp" not in self.objectives: del batch["next_sentence_label"]
         if not positions: del batch["positions"]
         return batch
-
-    def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
-        "A model's figures on the first batches; for chapter 11's `evaluate`."
-        return pretraining_figures(model, self, batches, batch_size)
-
-    def baselines(self, batches: int = 50, batch_size: int = 32) -> dict[str, float]:
-        "What guessing gets on the same batches, as far as the text is known."
-        return masked_baselines(self, batches, batch_size)
-
-    def with_baselines(self, **known) -> PairSampler:
-        "The same sampler, told what it may know: the fields of `Known`."
-        sampler = copy(self)
-        sampler.known = Known(**known)
-        sampler.known.check(self.tokenizer.vocab_size)
-        return sampler
-
-# %% ../nbs/09_pairs.ipynb #6e4e7136
-def read_batch(
-    batch: dict[str, Tensor],  # with `positions`
-    tokenizer: WordPieceTokenizer,
-) -> list[str]:  # one line a pair
-    "Write a batch out: `next` or `random`, A | B, what is asked for as `seen(true)`."
-    ids, names = batch["input_ids"], tokenizer.pieces
-    labels = batch.get("labels", torch.full_like(ids, -100))
-    columns = (ids, labels, batch["token_type_ids"], batch["positions"])
-    lines = []
-    verdicts = batch.get("next_sentence_label", torch.full_like(ids[:, 0], 2))
-    for verdict, *row in zip(verdicts, *columns):
-        sides = [], []
-        for x, y, side, position in zip(*(values.tolist() for values in row)):
-            word = names[x] if y == -100 else f"{names[x]}({names[y]})"
-            if position >= 0: sides[side].append(word)
-        text = " | ".join(" ".join(side) for side in sides)
-        lines.append(f"{('next', 'random', '')[verdict]:6} {text}")
-    return lines

@@ -41,7 +41,7 @@ class TaggedText:
         rows = chain(*self.words), chain(*self.tags)
         return [(word.lower(), tag) for word, tag in zip(*rows)]
 
-# %% ../nbs/18_probing.ipynb #7c24af40
+
 def tag_stories(stories: Sequence[Story]) -> TaggedText:
     "The stories' sentences with their gold parts of speech."
     return TaggedText([list(row) for story in stories for row in story.words],
@@ -141,7 +141,7 @@ def predict_tags(
 def control_tags(
     texts: Sequence[TaggedText],  # the first decides how common the tags are
     seed: int = 0,
-) -> list[TaggedText]:  # the same words with tags drawn by lot, one for each type
+) -> list[TaggedText]:  # the same words with random tags, one for each type
     "Hewitt and Liang's control task: a word's tag is random and always the same."
     shares = Counter(tag for _, tag in texts[0].flat)
     names = sorted(shares)

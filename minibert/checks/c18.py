@@ -9,12 +9,19 @@ import zlib
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
+from .experiments import Experiment
+from ..core.seeds import seeded
+from ..data.stories import stories
+from ..measure.probes import extract, place_words
+from ..probing import number_tags, standardise_, tag_stories
+from ..runs.course import open_course
 
 # %% auto #0
-__all__ = ['WORD_MEANS', 'SHARES', 'TOKEN_CONTROL', 'LUCK', 'FOLDS']
+__all__ = ['WORD_MEANS', 'HIDDEN_LAYER', 'FOLDS', 'hidden_layer']
 
 # %% ../../nbs/answers/18_probing.ipynb #b494b7a6
 def _probes_1():
@@ -81,118 +88,71 @@ WORD_MEANS = Exercise(
     ),
 )
 
-# %% ../../nbs/answers/18_probing.ipynb #2d899608
-SHARES = (0.40, 0.25, 0.20, 0.15)
-
-TOKEN_CONTROL = Exercise(
-    "18.2", "predict", "tags that change all the time",
-    reference=max(SHARES), within=0.02,
-    wrong=(
-        Wrong("That's the answer for a tag that each word keeps. Here a word's next tag is "
-              "drawn anew, so there's nothing to learn by heart.", answer=1.0),
-        Wrong("You guess evenly among four tags. The probe can do better: it can learn "
-              "which tag is the most common.", answer=0.25),
-        Wrong("You answer each tag as often as it occurs, which gives the sum of the "
-              "squares. Always giving the most common tag is right more often.",
-              answer=sum(share**2 for share in SHARES)),
-        Wrong("You gave the share of mistakes: asked is the share that is right.",
-              answer=1 - max(SHARES)),
-        Wrong("Guessing isn't worth nothing: some answers are right by chance. Which single "
-              "answer is right most often?", answer=0.0),
-    ),
-    hints=(
-        "Does the vector, or the word, or the sentence tell anything about a tag that was "
-        "drawn by lot just now?",
-        "Reread [A model that has learned nothing]"
-        "(18_probing.ipynb#A-model-that-has-learned-nothing). What does the probe's bias "
-        "learn if the vectors tell nothing?",
-        "A skeleton:\nguess = max(...)         # one of the four shares\n",
-    ),
-)
-
 # %% ../../nbs/answers/18_probing.ipynb #6b2ac6f5
-def _probes_3():
-    "Three times: right and wrong of two layers, sentences of unequal length, signs."
-    for k, (seeds, M, R, edge) in enumerate(((2, 6, 40, 0.1), (4, 9, 64, 0.25), (2, 7, 50, -0.2))):
-        g = seeded(18, 4, k)
-        words = 2 + torch.randint(5, (M,), generator=g)
-        sentence = torch.repeat_interleave(torch.arange(M), words).numpy()
-        draws = torch.rand(2, seeds, len(sentence), generator=g).numpy()
-        signs = 2 * torch.randint(2, (R, M), generator=g).numpy() - 1
-        yield draws[0] < 0.6 + edge, draws[1] < 0.6, sentence, signs
+def hidden_layer(k, between=nn.ReLU):
+    "The shares of right tags in the stories of k: one linear map, a hidden layer."
+    model, tokenizer = open_course()
+    texts = [tag_stories(stories(150, seed=k + 1, split=split))
+             for split in ("train", "validation")]
+    x, new_x = (extract(model.bert, place_words(text.words, tokenizer, 64))
+                [2:] for text in texts)
+    standardise_(x, new_x)
+    names, (y, new_y, _) = number_tags((*texts, tag_stories(stories(300))))
+    shares, tags = [], len(names)
+    for probe in (nn.Linear(128, tags),
+                  nn.Sequential(nn.Linear(128, 128), between(), nn.Linear(128, tags))):
+        generator = seeded(k)
+        for p in probe.parameters(): nn.init.normal_(p, std=0.05, generator=generator)
+        solver = torch.optim.AdamW(probe.parameters(), 1e-2)
+        for _ in range(3):
+            for some in torch.randperm(len(y), generator=generator).split(256):
+                solver.zero_grad()
+                F.cross_entropy(probe(x[0, some]), y[some]).backward()
+                solver.step()
+        right = probe(new_x[0]).argmax(-1) == new_y
+        shares.append(right.double().mean().item())
+    return tuple(shares)
 
 
-def _luck(right_a, right_b, sentence, signs):
-    difference = right_a.mean(0) - right_b.mean(0)  # (N,)
-    totals = np.bincount(sentence, difference)  # (M,)
-    flipped = signs @ totals  # (R,)
-    count = (np.abs(flipped) >= abs(totals.sum())).sum()
-    return (count + 1) / (len(signs) + 1)
-
-
-def _luck_by_loop(right_a, right_b, sentence, signs):
-    count = 0
-    for line in signs:
-        flipped = line[sentence] * (right_a.mean(0) - right_b.mean(0))
-        count += abs(flipped.sum()) >= abs((right_a.mean(0) - right_b.mean(0)).sum())
-    return (count + 1) / (len(signs) + 1)
-
-
-LUCK = Exercise(
-    "18.3", "complete", "what would luck do?",
-    reference=_luck, variants=(_luck_by_loop,), probes=_probes_3,
+HIDDEN_LAYER = Experiment(
+    "18.2", "experiment", "does one layer know it all?", reference=hidden_layer,
+    better="higher", within=0.004,
+    runs=((0.9696, 0.9971), (0.9729, 0.9968), (0.9708, 0.9989),
+          (0.9719, 0.9988), (0.9710, 0.9977)),
     wrong=(
-        Wrong("You count only one direction: luck could as well have favoured the other "
-              "layer, so compare the sizes.",
-              change=("np.abs(flipped) >= abs(totals.sum())", "flipped >= totals.sum()")),
-        Wrong("You leave out the real signs, which are one of the possible draws: add 1 "
-              "above and below.", change=("(count + 1) / (len(signs) + 1)", "count / len(signs)")),
-        Wrong("You count only totals that are larger: those that are as large count too.",
-              change=(">=", ">")),
-        Wrong("You count the draws that are smaller than the real total: count those that "
-              "are at least as large.", change=(">=", "<")),
-        Wrong("You take the mean within each sentence, so a sentence of two words weighs as "
-              "much as one of ten: add up within it.",
-              change=("np.bincount(sentence, difference)",
-                      "np.bincount(sentence, difference) / np.bincount(sentence)")),
-        Wrong("You look at the first seed only: take the mean over the seeds.",
-              change=("right_a.mean(0) - right_b.mean(0)", "right_a[0] * 1. - right_b[0]")),
-        Wrong("You take signs for the words one after another, so words of one sentence are "
-              "flipped apart: flip whole sentences.",
-              answer=lambda right_a, right_b, sentence, signs: _luck(
-                  right_a, right_b, np.arange(len(sentence)),
-                  np.resize(signs, (len(signs), len(sentence))))),
-    ),
-    properties=(
-        ("A layer that is compared with itself gives exactly 1.",
-         lambda answer: all(answer(a, a, sentence, signs) == 1
-                            for a, _, sentence, signs in _probes_3())),
-        ("It must be the same when the layers are exchanged.",
-         lambda answer: all(abs(answer(a, b, *rest) - answer(b, a, *rest)) < 1e-9
-                            for a, b, *rest in _probes_3())),
+        Wrong("Your second probe is hardly better than the first: two linear maps with "
+              "nothing between them are no more powerful than one. Put a ReLU between.",
+              answer=((0.9696, 0.9823), (0.9729, 0.9803), (0.9708, 0.9841))),
     ),
     hints=(
-        "What is one number for each sentence, such that their sum is the real total? What "
-        "does a sign do to it?",
-        "Reread [Is the difference real?](18_probing.ipynb#Is-the-difference-real?) "
-        "`np.bincount(sentence, weights)` adds up the weights within each sentence.",
+        "What has to be the same for both probes of a pair, and what has to differ from "
+        "one pair to the next?",
+        "Reread [The first probe](18_probing.ipynb#The-first-probe): its loop trains any "
+        "module. `nn.Sequential` puts two linear maps and a `nn.ReLU()` in a row.",
         "A skeleton:\n"
-        "def luck(right_a, right_b, sentence, signs):\n"
-        "    difference = ...                         # (N,), mean over the seeds\n"
-        "    totals = np.bincount(sentence, ...)      # (M,)\n"
-        "    flipped = signs @ ...                    # (R,)\n"
-        "    count = ...                              # at least as far from 0\n"
-        "    return (count + 1) / (len(signs) + 1)\n",
+        "def both(k):\n"
+        "    x, y, new_x, new_y = sample(k)\n"
+        "    shares = []\n"
+        "    for probe in (nn.Linear(...), nn.Sequential(...)):\n"
+        "        ...                         # three passes, as in the first probe\n"
+        "        right = probe(new_x).argmax(-1) == new_y\n"
+        "        shares.append(right.double().mean().item())\n"
+        "    return shares\n"
+        "runs = [both(k) for k in range(3)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
     ),
 )
 
 # %% ../../nbs/answers/18_probing.ipynb #5c19f708
 def _probes_4():
-    "Three tables: words, some with capitals, and a number of folds."
+    "Tables: words, some with capitals, and a number of folds."
     names = "Anna anna Ben ben BEN Cora dan Dan eva Fred gina Gina hal Ida jon ida".split()
     yield names, 3
     yield [names[(7 * i) % 16] for i in range(40)], 4
     yield [f"w{i * i % 23}" for i in range(60)] + ["W1", "W4"], 5
+    often = ["Anna"] * 30 + ["tom", "Tom"] * 6  # two words fill most of the table
+    yield often + "ben Ben mia leo Mia kate ruth anna max Max sara".split(), 3
+    yield "Sam sam emma Emma SAM noah emma".split(), 5  # fewer words than folds
 
 
 def _folds(words, k):
@@ -205,6 +165,15 @@ def _folds_in_blocks(words, k):
     "Another right answer: the sorted words in blocks."
     names, place = np.unique([word.lower() for word in words], return_inverse=True)
     return place * k // len(names)
+
+
+def _folds_by_rows(words, k):
+    "A mistake: each new word goes into the fold with the fewest rows."
+    words, rows, fold = [word.lower() for word in words], [0] * k, {}
+    for word in sorted(set(words), key=words.count, reverse=True):
+        fold[word] = rows.index(min(rows))
+        rows[fold[word]] += words.count(word)
+    return [fold[word] for word in words]
 
 
 def _all_rows(test):
@@ -225,7 +194,7 @@ def _even(found, words, k):
 
 
 FOLDS = Exercise(
-    "18.4", "complete", "a split without a leak",
+    "18.3", "complete", "a split without a leak",
     reference=_folds, variants=(_folds_in_blocks,), probes=_probes_4, free=True,
     wrong=(
         Wrong("You share out the rows in turn, so a word that occurs twice is in two folds, "
@@ -238,8 +207,14 @@ FOLDS = Exercise(
               "all words in lower case first.",
               answer=lambda words, k: [list(dict.fromkeys(words)).index(word) % k
                                        for word in words]),
-        Wrong("A hash keeps a word together but doesn't share out evenly: number the "
-              "different words, and share out the numbers.",
+        Wrong("You share out the rows evenly, so that a frequent word fills a fold alone: "
+              "share out the different words.", answer=_folds_by_rows),
+        Wrong("You number each word by the row where it comes first, and these numbers "
+              "have gaps: number the different words 0, 1, 2 and so on.",
+              answer=lambda words, k: [[w.lower() for w in words].index(word.lower()) % k
+                                       for word in words]),
+        Wrong("A hash keeps a word together but doesn't share the words out evenly: number "
+              "the different words, and share out the numbers.",
               answer=lambda words, k: [zlib.crc32(word.lower().encode()) % k
                                        for word in words]),
         Wrong("You sort by the first letter, and some letters have many more words than "
@@ -256,7 +231,7 @@ FOLDS = Exercise(
                    and set(found) <= set(range(k)))),
         ("All rows of a word must be in the same fold, whatever its capitals.",
          _all_rows(lambda found, words, k: len(set(zip(words, found))) == len(set(words)))),
-        ("Each fold must have equally many different words, or one more or less.",
+        ("The folds must hold the same number of different words, or differ by one.",
          _all_rows(_even)),
     ),
     hints=(

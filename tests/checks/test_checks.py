@@ -16,8 +16,7 @@ import pytest
 from conftest import ROOT
 from minibert import checks
 from minibert.core.seeds import seeded
-from minibert.checks.exercises import (
-    difference, is_stub, judge, outcomes, source_of, truth_of, wrong_answers)
+from minibert.checks.exercises import is_stub, judge, outcomes, same, source_of
 
 FUTURE = __future__.annotations.compiler_flag
 CHAPTERS = checks.chapters()
@@ -70,14 +69,13 @@ def test_untouched_stub_is_not_attempted(chapter):
 
 @by_id
 def test_right_answers_pass_and_known_mistakes_are_named(exercise):
-    right = truth_of(exercise) if exercise.is_value else exercise.reference
-    assert all(checks.check(exercise.id, answer) for answer in (right, *exercise.variants))
-    assert [judge(exercise, wrong).mistake for wrong in wrong_answers(exercise)] == list(range(len(exercise.wrong)))
-    assert len(exercise.wrong) >= 3 and all(wrong.sentence.endswith((".", "?")) for wrong in exercise.wrong)
+    assert all(checks.check(exercise.id, answer) for answer in (exercise.right(), *exercise.variants))
+    for n, forms in enumerate(exercise.mistakes()): assert {judge(exercise, form).mistake for form in forms} == {n}
+    assert len(exercise.wrong) >= (1 if exercise.kind == "experiment" else 3) and all(wrong.sentence.endswith((".", "?")) for wrong in exercise.wrong)
     assert repr(checks.solution(exercise.id)) and exercise.id in checks.solution(exercise.id).title
 
 
-@pytest.mark.parametrize("exercise", [e for e in EXERCISES if not e.is_value], ids=lambda e: e.id)
+@pytest.mark.parametrize("exercise", [e for e in EXERCISES if e.probes or e.properties], ids=lambda e: e.id)
 def test_learners_own_code_is_run(exercise):
     "A check that ran the package in place of the answer would not meet what is planted in it."
     def planted(*arguments, **named): raise RuntimeError("planted")
@@ -98,9 +96,9 @@ def test_section_of_the_second_hint_is_there(exercise):
 def test_no_exercise_is_asked_twice_and_all_kinds_occur():
     ids = [exercise.id for exercise in EXERCISES]
     assert len(set(ids)) == len(ids)
-    for exercise in EXERCISES: assert exercise.kind in ("complete", "predict", "break")
+    for exercise in EXERCISES: assert exercise.kind in ("complete", "predict", "break", "experiment")
     sentences = [wrong.sentence for exercise in EXERCISES for wrong in exercise.wrong]
-    assert len(sentences) >= 3 * len(EXERCISES)
+    assert len(sentences) >= 3 * sum(exercise.kind != "experiment" for exercise in EXERCISES)
 
 
 WRITER = """
@@ -213,15 +211,11 @@ def test_name_of_a_mistake_holds_on_other_inputs(exercise, monkeypatch):
     module = sys.modules[f"minibert.checks.c{exercise.id[:2]}"]
     verdicts = [(slip, judge(exercise, slip)) for slip in slips(exercise.reference)]
     assert len(verdicts) >= 2 and not all(verdict for _, verdict in verdicts)
-    known = wrong_answers(exercise)
+    known = exercise.mistakes()
     if hasattr(module, "seeded"): monkeypatch.setattr(module, "seeded", lambda *words: seeded(*words, 99))
     for slip, verdict in verdicts:
         if verdict.outcome == "error" or not verdict and verdict.mistake is None: continue
-        other = exercise.reference if verdict else known[verdict.mistake]
-        both = []
-        for answer in (slip, other):
-            try: both.append(outcomes(exercise, answer))
-            except Exception as problem: both.append(type(problem).__name__)
-        same = both[0] == both[1] if str in map(type, both) else not any(
-            difference(a, b, 1e-9) for (a, _), (b, _) in zip(*both))
-        assert same, f"{verdict} is said of a mistake that it is not"
+        others = [exercise.reference] if verdict else known[verdict.mistake]
+        outcome = outcomes(exercise, slip)
+        assert same(outcome, *(outcomes(exercise, other) for other in others)), \
+            f"{verdict} is said of a mistake that it is not"
