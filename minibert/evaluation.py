@@ -11,11 +11,9 @@ import numpy as np
 from torch import nn
 
 from .measure.predictions import Predictions
-from .measure.baselines import Chosen, words_whole
-from .data.stories import Story
 
 # %% auto #0
-__all__ = ['Z', 'wilson', 'row_interval', 'accuracy_by', 'by_tag', 'evaluate', 'evaluate_pretraining']
+__all__ = ['Z', 'wilson', 'row_interval', 'accuracy_by', 'evaluate', 'evaluate_pretraining']
 
 # %% ../nbs/11_evaluation.ipynb #7bb5cca7
 Z = 1.959964  # 95 % of a normal distribution lies within so many standard deviations
@@ -63,18 +61,6 @@ def accuracy_by(
             interval=list(wilson(int(right.sum()), len(right))),
             loss=float(predictions.loss[here].mean()))
     return table
-
-# %% ../nbs/11_evaluation.ipynb #06a18891
-def by_tag(
-    predictions: Predictions,
-    chosen: Chosen,  # the tokens that were asked about
-    sampler,  # the one that asked
-    stories: Sequence[Story],  # those that its corpus was built from
-) -> dict[str, dict]:  # part of speech -> n, accuracy, interval, loss
-    "Accuracy by part of speech; each story word must be one piece."
-    assert words_whole(sampler, stories), "this vocabulary cuts story words into pieces"
-    tags = np.array([tag for story in stories for row in story.tags for tag in row])
-    return accuracy_by(predictions, tags[chosen.position])
 
 # %% ../nbs/11_evaluation.ipynb #9b4ef00c
 def evaluate(
