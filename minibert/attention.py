@@ -37,7 +37,7 @@ def split_heads(
     "Cut each vector into H pieces: head h gets coordinates h K to (h + 1) K."
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
-# %% ../nbs/04_attention.ipynb #bc08ddd8
+
 def merge_heads(
     x: Tensor,  # (B, H, S, K)
 ) -> Tensor:  # (B, S, D)

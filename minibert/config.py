@@ -5,15 +5,13 @@
 # %% ../nbs/01_config.ipynb #80bd21bb
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 # %% auto #0
 __all__ = ['SIZES', 'BertConfig', 'count_parameters']
 
 # %% ../nbs/01_config.ipynb #e011f345
-SIZES = {  # name: (layers, D, H)
+SIZES = {  # name: (L, D, H)
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
     "small": (4, 512, 8),
@@ -28,7 +26,7 @@ class BertConfig:
 
     vocab_size: int = 30522  # V
     hidden_size: int = 768  # D
-    num_hidden_layers: int = 12
+    num_hidden_layers: int = 12  # L
     num_attention_heads: int = 12  # H
     intermediate_size: int = 3072  # I
     hidden_act: str = "gelu"  # the exact one; gelu_new, relu
@@ -63,19 +61,9 @@ class BertConfig:
         names = {field.name for field in fields(cls)}
         return cls(**{name: values[name] for name in values.keys() & names})
 
-    @classmethod
-    def from_json_file(cls, path: str | Path) -> BertConfig:
-        "A config from a `config.json` as Hugging Face writes it."
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf8")))
-
     def to_dict(self) -> dict:
         "The fields by name."
         return asdict(self)
-
-    def to_json_file(self, path: str | Path) -> None:
-        "Write a `config.json` that Hugging Face reads as its own."
-        text = json.dumps(self.to_dict(), indent=2) + "\n"
-        Path(path).write_text(text, encoding="utf8")
 
 # %% ../nbs/01_config.ipynb #3760564f
 def count_parameters(

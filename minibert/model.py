@@ -23,7 +23,7 @@ def additive_mask(
     attention_mask: Tensor | None,  # (B, S), or (B, Q, S): 1 = may be seen, 0 = hidden
     dtype: torch.dtype,
 ) -> Tensor | None:  # (B, 1, 1 or Q, S): 0 = seen, the lowest number = hidden
-    "The mask in the form that is added to scores; who may see nothing sees everything."
+    "The mask to add to scores; a query that may see nothing sees everything."
     if attention_mask is None: return None
     (B, *_, S), lowest = attention_mask.shape, torch.finfo(dtype).min
     seen = attention_mask.reshape(B, 1, -1, S).bool()
@@ -86,7 +86,7 @@ def attentions(
     model: nn.Module,  # any with attention inside
     **batch: Tensor,  # what its `forward` takes
 ) -> list[Tensor]:  # (B, H, Q, S) of each attention, in the order of their use
-    "Who looks at whom in a model, seen from outside."
+    "The probs of every attention in a model, collected by hooks."
     seen, parts = [], [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
     def look(module, given, named, _): seen.append(module.probs(*given, **named))
     hooks = [part.register_forward_hook(look, with_kwargs=True) for part in parts]

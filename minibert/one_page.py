@@ -104,7 +104,7 @@ data = to_ids(*map(" ".join, texts))
 train_ids, held_out_ids = data[:392], data[392:]
 
 # %% ../nbs/00_one_page.ipynb #a1c4cbf5
-def learn(guess, weights, steps: int = 300, seed: int = 0) -> list[float]:  # losses
+def learn(guess, weights, steps=300, seed=0, hide=hide) -> list[float]:  # losses
     "Train `weights` so that `guess(ids)`, logits (B, S, V), finds the hidden words."
     weights, losses = list(weights), []
     optimizer = torch.optim.AdamW(weights, lr=2e-3)
@@ -136,7 +136,7 @@ def held_out_loss(guess) -> float:  # nats per hidden word
     return F.cross_entropy(logits, rows[chosen]).item()
 
 # %% ../nbs/00_one_page.ipynb #45f4f89b
-def try_out(guess, weights, seed: int = 0) -> float:  # held-out loss
+def try_out(guess, weights, seed=0, hide=hide) -> float:  # held-out loss
     "Train `weights` for 300 steps, and ask the 98 held-out texts."
-    learn(guess, weights, seed=seed)
+    learn(guess, weights, seed=seed, hide=hide)
     return held_out_loss(guess)

@@ -21,7 +21,7 @@ def assert_same(
     tol: float = 1e-9,  # the largest difference that passes
     name: str = "the results",  # what is compared, for the message
 ) -> float:  # the largest difference seen
-    "Refuse results that differ by more than `tol`: an AssertionError says where."
+    "Raise an AssertionError that says where results differ by more than `tol`."
     if isinstance(ours, (list, tuple)):
         ours, theirs = dict(enumerate(ours)), dict(enumerate(theirs))
     if isinstance(ours, dict):

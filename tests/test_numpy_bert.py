@@ -17,6 +17,7 @@ from minibert.core.errors import UserError
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
+from minibert.hub.config_files import config_text
 from minibert.numpy_bert import layers, model
 from minibert.numpy_bert.layers import encode, forward
 from minibert.numpy_bert.model import backward
@@ -219,7 +220,7 @@ def test_bad_weights_get_a_sentence(words, state, config):
 
 def test_bad_files_get_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="config.json"): load_weights(tmp_path / "nowhere")
-    SMALL.to_json_file(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(config_text(SMALL.to_dict()))
     with pytest.raises(FileNotFoundError, match="model.safetensors"): load_weights(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(UserError, match="model.safetensors"): load_weights(tmp_path)

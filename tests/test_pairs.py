@@ -12,8 +12,8 @@ from minibert.core.errors import UserError
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
 from minibert.core.seeds import seeded
-from minibert.data.pairs import cut_lengths, draw_pairs
-from minibert.pairs import PairSampler, collate, read_batch
+from minibert.data.pairs import cut_lengths, draw_pairs, read_batch
+from minibert.pairs import PairSampler, collate
 from minibert.text.cleaning import SPECIALS
 from minibert.tokenizer import WordPieceTokenizer
 

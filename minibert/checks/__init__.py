@@ -5,33 +5,35 @@
 # %% ../../nbs/reference/checks/checks.ipynb #19d90d6e
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import pkgutil
 import re
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
-from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .exercises import Exercise, Told, Verdict, judge, short
+from .exercises import Exercise, Told, judge, shown
 from .experiments import mean_interval as mean_interval  # for learners
 
 # %% auto #0
 __all__ = ['progress_file', 'keep', 'read_progress', 'chapters', 'exercises', 'find', 'check', 'hint', 'solution', 'reset',
-           'Progress', 'progress']
+           'progress']
 
 # %% ../../nbs/reference/checks/checks.ipynb #48878d09
 def progress_file() -> Path:
-    "Where progress is kept: MINIBERT_PROGRESS, or progress.jsonl in this folder."
-    return Path(os.environ.get("MINIBERT_PROGRESS") or "progress.jsonl")
+    "MINIBERT_PROGRESS, or progress.jsonl in the checkout that this folder is in."
+    if given := os.environ.get("MINIBERT_PROGRESS"): return Path(given)
+    here = Path.cwd()
+    checkouts = (folder for folder in (here, *here.parents)
+                 if (folder / "nbs/00_one_page.ipynb").exists())
+    return next(checkouts, here) / "progress.jsonl"
 
 
 def keep(event: dict) -> str:  # a sentence if it could not be kept
@@ -39,7 +41,7 @@ def keep(event: dict) -> str:  # a sentence if it could not be kept
     path = progress_file()
     line = json.dumps(event | dict(time=round(time.time(), 1))) + "\n"
     try:
-        with FileLock(f"{path}.lock", timeout=1), open(path, "ab+") as file:
+        with FileLock(f"{path}.lock", timeout=5), open(path, "ab+") as file:
             if size := file.seek(0, os.SEEK_END):
                 file.seek(size - 1)
                 if file.read(1) != b"\n": line = "\n" + line
@@ -95,44 +97,33 @@ def find(id: str) -> Exercise:
                      'check("04.1", answer).')
 
 # %% ../../nbs/reference/checks/checks.ipynb #bfc5910a
-def _fingerprint(answer: Any) -> str:
-    "The same for the same answer, also after the cell was run again."
-    def told(thing):
-        if hasattr(thing, "co_code"):
-            return repr((thing.co_code, thing.co_names, *map(told, thing.co_consts)))
-        if inspect.isclass(thing): return repr([*map(told, vars(thing).values())])
-        if hasattr(thing, "__code__"): return told(thing.__code__)
-        return short(thing) if not callable(thing) else type(thing).__name__
-    return sha256(told(answer).encode()).hexdigest()[:16]
-
-
 def _solution_open(events: list[dict]) -> str:  # what is missing; empty if it is open
-    "A solution opens after success, or three hints and two different attempts."
+    "A solution opens after success, or three hints and two attempts."
     tries = [event for event in events if event["event"] == "check"]
     if any(event["outcome"] == "right" for event in tries): return ""
     hints = 3 - sum(event["event"] == "hint" for event in events)
-    more = 2 - len({event["answer"] for event in tries})
+    more = 2 - len(tries)
     need = [f"{n} more {word}{'s' * (n > 1)}" for n, word in
-            ((hints, "hint"), (more, "different attempt")) if n > 0]
+            ((hints, "hint"), (more, "attempt")) if n > 0]
     return " and ".join(need)
 
 
-def check(id: str, answer: Any) -> Verdict:
+def check(id: str, answer: Any) -> Told:
     "Run an answer, say what is wrong with it, and keep the try."
     exercise = find(id)
     verdict = judge(exercise, answer)
     said = f'`hint("{exercise.id}")` helps.'
     if verdict.outcome != "not attempted":
         event = dict(id=exercise.id, event="check", outcome=verdict.outcome,
-                     mistake=verdict.mistake, answer=_fingerprint(answer))
-        if exercise.is_value: event["value"] = short(answer)
+                     mistake=verdict.mistake)
+        if exercise.is_value: event["value"] = shown(answer)
         trouble = keep(event)
         events = read_progress(exercise.id)
         if verdict: said = f'`solution("{exercise.id}")` shows one way to write it.'
         elif not _solution_open(events): said = f'`solution("{exercise.id}")` is open now.'
         if verdict and exercise.is_value: said = _first_guess(events)
         said = trouble or said
-    return Verdict(**vars(verdict) | dict(advice=said))
+    return replace(verdict, advice=said)
 
 
 def _first_guess(events: list[dict]) -> str:
@@ -153,7 +144,7 @@ def hint(id: str) -> Told:
 
 
 def solution(id: str) -> Told:
-    "A right answer, after success or three hints and two different attempts."
+    "A right answer, after success or three hints and two attempts."
     exercise = find(id)
     missing = _solution_open(read_progress(exercise.id))
     if missing:
@@ -170,40 +161,19 @@ def reset(id: str) -> Told:
     return Told("hint", f"{exercise.id}: begun anew", trouble)
 
 # %% ../../nbs/reference/checks/checks.ipynb #97baac8d
-@dataclass(frozen=True, repr=False)
-class Progress:
-    "How far a learner is, chapter by chapter."
-
-    done: dict[str, tuple[int, int]]  # chapter -> solved, all
-    left: dict[str, list[str]]  # chapter -> the ids of those that are tried and open
-
-    def __repr__(self) -> str:
-        rows = []
-        for chapter, (solved, total) in self.done.items():
-            bar = "\u2588" * solved + "\u2591" * (total - solved)
-            left = f"  open: {', '.join(self.left[chapter])}" if self.left[chapter] else ""
-            rows.append(f"{chapter}  {bar}  {solved} of {total}{left}")
-        solved, total = (sum(pair[n] for pair in self.done.values()) for n in (0, 1))
-        return "\n".join([*rows, f"{solved} of {total} exercises are solved."])
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{chapter}</td><td><progress value='{solved}' max='{total}' "
-            f"aria-label='chapter {chapter}'></progress></td><td>{solved} of {total}</td>"
-            f"<td>{', '.join(self.left[chapter])}</td></tr>"
-            for chapter, (solved, total) in self.done.items())
-        return (f"<table><tr><th>chapter</th><th></th><th>solved</th><th>open</th></tr>"
-                f"{rows}</table>")
-
-
-def progress() -> Progress:
+def progress() -> Told:
     "A bar for each chapter: what is solved, and what was tried and is still open."
     events = [event for event in read_progress() if event.get("event") == "check"]
     solved = {event["id"] for event in events if event.get("outcome") == "right"}
     tried = {event["id"] for event in events} - solved
-    done, left = {}, {}
+    rows, all_ids = [], {*()}
     for chapter in chapters():
         ids = exercises(chapter).keys()
-        done[chapter] = len(ids & solved), len(ids)
-        left[chapter] = sorted(ids & tried)
-    return Progress(done, left)
+        done, left = len(ids & solved), ", ".join(sorted(ids & tried))
+        bar = "\u2588" * done + "\u2591" * (len(ids) - done)
+        rows.append(f"{chapter}  {bar}  {done} of {len(ids)}" + f"  open: {left}" * bool(left))
+        all_ids |= ids
+    done = len(all_ids & solved)
+    where = "" if done else f"What you solve will be kept in {progress_file()}."
+    return Told("progress", f"{done} of {len(all_ids)} exercises are solved", where,
+                "\n".join(rows))

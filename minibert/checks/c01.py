@@ -35,12 +35,13 @@ LAYER = Exercise(
         Wrong("You count the matrices and forget the biases. Each linear map has one number "
               "for each of its results.",
               answer=lambda D, I, H: 4 * D * D + 2 * D * I + 4 * D),
-        Wrong("You count three maps in attention. There's a fourth one, which mixes the "
-              "results of the heads.", change=("4 * (D * D + D)", "3 * (D * D + D)")),
+        Wrong("You count three maps in attention, and there are four: for queries, keys, "
+              "values, and the output of the heads.", change=("4 * (D * D + D)", "3 * (D * D + D)")),
         Wrong("You multiply by the number of heads. The heads only cut the D numbers of a "
               "token into pieces, so H doesn't occur at all.",
               change=("4 * (D * D + D)", "4 * H * (D * D + D)")),
-        Wrong("You count one LayerNorm, and a layer has two.",
+        Wrong("You're 2 D short. A layer has two LayerNorms, and each has a scale and a "
+              "shift for each number: 2 D parameters.",
               change=("2 * 2 * D", "2 * D")),
         Wrong("A LayerNorm has 2 D parameters, a scale and a shift for each number.",
               change=("2 * 2 * D", "2 * D * D")),

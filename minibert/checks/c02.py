@@ -171,6 +171,9 @@ def _probes_3():
     yield [C, "a", S, "b", S, "c", S], [0, 0, 0, 1, 1, 1, 1]  # three [SEP]
     yield [C, "a", "b", S, "c", S], [0, 0, 0, 0, 1]  # a type is missing
     yield [C, "a", "b", "c", S], [0, 0, 0, 0, 0]  # the second text is missing
+    yield [C, "a", "b"], [0, 0, 0]  # both [SEP] are missing
+    yield [C, "a", "b"], [0, 0, 1]
+    yield [C], [0]
 
 
 def _is_pair_row(tokens, types):
@@ -192,7 +195,8 @@ BROKEN = Exercise(
     reference=_is_pair_row, variants=(_is_pair_row_by_sum,), probes=_probes_3,
     wrong=(
         Wrong("Your check never looks at the end: a row whose last [SEP] was cut off passes.",
-              change=(' or tokens[-1] != "[SEP]" or tokens.count("[SEP]") != 2', "")),
+              change=('tokens[-1] != "[SEP]" or tokens.count("[SEP]") != 2',
+                      '"[SEP]" not in tokens')),
         Wrong("You want type 1 on the first [SEP]: it still belongs to the first text.",
               change=('tokens.index("[SEP]") + 1', 'tokens.index("[SEP]")')),
         Wrong("Your check never looks at the types.",
@@ -213,6 +217,8 @@ BROKEN = Exercise(
             ["[CLS]", "a", "[SEP]", "b", "[SEP]"], [0, 0, 0, 1, 1]) is True),
         ("A row with one [SEP] has lost a text or its end: it must be refused.",
          lambda answer: answer(["[CLS]", "a", "b", "[SEP]"], [0, 0, 0, 0]) is False),
+        ("A row without any [SEP] is broken, too: return False.",
+         lambda answer: answer(["[CLS]", "a", "b"], [0, 0, 0]) is False),
         ("Three [SEP] are one too many.", lambda answer: answer(
             ["[CLS]", "a", "[SEP]", "b", "[SEP]", "c", "[SEP]"], [0, 0, 0, 1, 1, 1, 1]) is False),
         ("A row whose second text has type 0 must be refused.", lambda answer: answer(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from ..attention import MultiHeadAttention, attend
+from ..attention import MultiHeadAttention
 from ..config import BertConfig
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
 
 # %% auto #0
-__all__ = ['ONE_QUERY', 'HEAD_COST', 'ORDER_MASK', 'PACKED_MASK']
+__all__ = ['ONE_QUERY', 'PRICE', 'JOIN', 'PACKED_MASK']
 
 # %% ../../nbs/answers/04_attention.ipynb #df419dab
 def _probes_1():
@@ -80,120 +80,123 @@ ONE_QUERY = Exercise(
 )
 
 # %% ../../nbs/answers/04_attention.ipynb #f5c94a60
-def _head_cost():
-    "The parameters of BERT-base's attention with 12 heads and with 1, counted."
+def _price():
+    "What the probs of one text hold at S = 512, and where they hold as much as the queries."
     with torch.device("meta"):
-        modules = [MultiHeadAttention(BertConfig(num_attention_heads=H)) for H in (12, 1)]
-    return tuple(sum(p.numel() for p in module.parameters()) for module in modules)
+        module = MultiHeadAttention(BertConfig())
+        sizes = {S: module.probs(torch.empty(1, S, 768)).numel() for S in range(1, 513)}
+    return sizes[512], next(S for S, size in sizes.items() if size == S * 768)
 
 
-_ALL = 4 * (768 * 768 + 768)
-
-HEAD_COST = Exercise(
-    "04.2", "predict", "what a head costs",
-    reference=_head_cost,
+PRICE = Exercise(
+    "04.2", "predict", "the price of looking at everything",
+    reference=_price,
     wrong=(
-        Wrong("You gave each head the full width D: a head is only K = D / H wide, so "
-              "that twelve heads fit where one was.", answer=(12 * _ALL, _ALL)),
-        Wrong("You took K = 64 for the single head, too: with H = 1, the head is as wide "
-              "as the vector, K = D.", answer=(_ALL, _ALL // 12)),
-        Wrong("You counted the matrices and forgot the biases: each map has D of them.",
-              answer=(4 * 768 * 768,) * 2),
-        Wrong("You counted three maps and forgot the fourth, `output`, which mixes what "
-              "the heads have found.", answer=(3 * (768 * 768 + 768),) * 2),
+        Wrong("You counted one head, in both numbers. Each of the 12 heads has probs of its "
+              "own, S x S of them.", answer=(512 * 512, 768)),
+        Wrong("Your second number is right. In the first, you counted one head: each of the "
+              "12 has probs of its own.", answer=(512 * 512, 64)),
+        Wrong("Your first number is right. In the second, the heads are missing: when do "
+              "12 S x S probs make as many numbers as S x 768?",
+              answer=(12 * 512 * 512, 768)),
+        Wrong("You counted all 12 layers: the question is about one.",
+              answer=(12 * 12 * 512 * 512, 64)),
+        Wrong("The first number is that of the queries, S x D. The probs have a row and a "
+              "column for each token, in each head.", answer=(512 * 768, 64)),
     ),
     hints=(
-        "Which parts of the diagram have weights: the arrows called query, key, value and "
-        "output, or also split_heads and the softmax?",
-        "Reread [Vectors from a model](04_attention.ipynb#Vectors-from-a-model): how many "
-        "coordinates does a head get?",
+        "What is the shape of the probs of one text, and what is the shape of its queries?",
+        "Reread [Heads](04_attention.ipynb#Heads): the diagram has both shapes.",
         "A skeleton:\n"
-        "one_map = ... * ... + ...  # a matrix and a bias\n"
-        "guess = (4 * one_map, ...)\n",
+        "probs = ... * 512 * 512  # H S S\n"
+        "guess = (probs, ...)  # H S S = S D: divide both sides by S\n",
     ),
 )
 
 # %% ../../nbs/answers/04_attention.ipynb #5ebacbcd
-_LOWEST = torch.finfo(torch.float64).min
+def _probes_3():
+    "Two pieces of six and three keys, with five queries; then louder keys, then huge logs."
+    for seed, (louder, all_of_them) in enumerate(((0, 0), (3, 0), (1, 1000))):
+        g = seeded(4, 3, seed)
+        scores = torch.randn(5, 9, generator=g, dtype=torch.float64) + all_of_them
+        scores[:, 6:] += louder
+        values = torch.randn(9, 4, generator=g, dtype=torch.float64)
+        pieces = []
+        for part in (slice(0, 6), slice(6, 9)):
+            mean = scores[:, part].softmax(-1) @ values[part]
+            pieces += [mean, scores[:, part].logsumexp(-1)]
+        yield tuple(pieces)
 
 
-def _order_mask(S):
-    lowest = torch.finfo(torch.float64).min
-    mask = torch.full((S, S), lowest, dtype=torch.float64)
-    return mask.triu(1)  # 0 on the diagonal and below: nobody looks ahead
+def _join(mean_a, log_a, mean_b, log_b):
+    share = torch.stack([log_a, log_b]).softmax(0)  # (2, Q)
+    return share[0, :, None] * mean_a + share[1, :, None] * mean_b
 
 
-def _window(S):
-    back = torch.arange(S)[:, None] - torch.arange(S)
-    hidden = (back < 0) | (back > 1)  # itself and the one before it
-    return hidden.double() * _LOWEST
+def _join_sigmoid(mean_a, log_a, mean_b, log_b):
+    return mean_b + torch.sigmoid(log_a - log_b)[:, None] * (mean_a - mean_b)
 
 
-def _adds_to_scores(answer):
-    mask = answer(5)
-    low = (mask == 0) | (mask < -1e9)
-    return mask.shape == (5, 5) and mask.dtype == torch.float64 and bool(low.all())
+def _join_logs(mean_a, log_a, mean_b, log_b):
+    log = torch.logaddexp(log_a, log_b)
+    return (log_a - log).exp()[:, None] * mean_a + (log_b - log).exp()[:, None] * mean_b
 
 
-def _leaves_someone(answer):
-    return all(bool((answer(S) == 0).any(-1).all()) for S in (2, 5, 7))
+def _overflows(mean_a, log_a, mean_b, log_b):
+    a, b = log_a.exp()[:, None], log_b.exp()[:, None]
+    return (a * mean_a + b * mean_b) / (a + b)
 
 
-def _notices_order(answer, sizes=(5, 7)):
-    "Does some shuffle of the tokens change more than the order of the results?"
-    for S in sizes:
-        g = seeded(4, 3, S)
-        q, k, v = torch.randn(3, S, 6, generator=g, dtype=torch.float64)
-        mask, apart = answer(S), 0.0
-        for order in (torch.arange(S).roll(1), torch.tensor([1, 0, *range(2, S)])):
-            shuffled = attend(q[order], k[order], v[order], mask)[0]
-            gap = (shuffled - attend(q, k, v, mask)[0][order]).abs().max()
-            apart = max(apart, gap.item())
-        if apart < 1e-6: return False
+def _by_logs(mean_a, log_a, mean_b, log_b):
+    a, b = log_a[:, None], log_b[:, None]
+    return (a * mean_a + b * mean_b) / (a + b)
+
+
+def _undivided(mean_a, log_a, mean_b, log_b):
+    return log_a.exp()[:, None] * mean_a + log_b.exp()[:, None] * mean_b
+
+
+def _either_way_round(answer):
+    for a, log_a, b, log_b in _probes_3():
+        if not torch.allclose(answer(a, log_a, b, log_b), answer(b, log_b, a, log_a)): return False
     return True
 
 
-ORDER_MASK = Exercise(
-    "04.3", "break", "a mask that knows the order",
-    reference=_order_mask, variants=(_window,), probes=lambda: [(5,), (7,)], free=True,
+JOIN = Exercise(
+    "04.3", "complete", "attention in two pieces",
+    reference=_join, variants=(_join_sigmoid, _join_logs), probes=_probes_3,
     wrong=(
-        Wrong("Your mask hides nothing, so every token is treated alike: hide something "
-              "from some token because of its place.",
-              answer=lambda S: torch.zeros(S, S, dtype=torch.float64)),
-        Wrong("Your mask hides each token from itself. That treats all tokens alike, so "
-              "a shuffle still goes unnoticed: hide by place.",
-              answer=lambda S: torch.eye(S, dtype=torch.float64) * _LOWEST),
-        Wrong("Your mask hides the diagonal as well, so the first token has nobody to "
-              "look at: begin one further to the right, with `triu(1)`.",
-              change=("triu(1)", "triu(0)")),
-        Wrong("You return ones and zeros. They are added to the scores and hide nothing: "
-              "give 0 where a query may look, and the lowest number where it may not.",
-              answer=lambda S: torch.ones(S, S, dtype=torch.float64).tril()),
-        Wrong("You return True and False: give numbers to add to the scores, 0 where a "
-              "query may look, and the lowest number where it may not.",
-              answer=lambda S: torch.ones(S, S, dtype=torch.bool).tril()),
+        Wrong("Right, until the logs are large: e to the 1000 is infinity, and infinity "
+              "divided by infinity is NaN. Only the difference of the two logs matters: "
+              "use a softmax, or subtract the larger log first.", answer=_overflows),
+        Wrong("You take the plain mean of both pieces. The piece with the larger sum of "
+              "exps has to count more.",
+              answer=lambda mean_a, log_a, mean_b, log_b: (mean_a + mean_b) / 2),
+        Wrong("You add the two means. The probs of each piece sum to 1, so together they "
+              "would sum to 2: give each piece its share.",
+              answer=lambda mean_a, log_a, mean_b, log_b: mean_a + mean_b),
+        Wrong("You weigh the pieces by their logs. Weigh them by what these are the logs "
+              "of: the sums of exps.", answer=_by_logs),
+        Wrong("You weigh each piece by its sum of exps, and forgot to divide by the sum of "
+              "both.", answer=_undivided),
+        Wrong("You exchanged the two shares: each piece counts with the other's log.",
+              change=("[log_a, log_b]", "[log_b, log_a]")),
+        Wrong("Your softmax runs along the queries. Each query has two logs, one for each "
+              "piece, and the softmax compares these.", change=("softmax(0)", "softmax(-1)")),
     ),
     properties=(
-        ("Return a mask (S, S) in float64 that holds nothing but 0 and the lowest number.",
-         _adds_to_scores),
-        ("Every token has to keep at least one token to look at: a 0 in each row.",
-         _leaves_someone),
-        ("Attention with your mask is still blind to the order: shuffled tokens give "
-         "the same results, shuffled.", _notices_order),
-        ("Your mask works for longer texts, but with S = 2 it treats both tokens alike: let "
-         "the first of them see less than the second, or more.",
-         lambda answer: _notices_order(answer, (2,))),
+        ("The pieces may come in either order: exchanging a and b must change nothing.",
+         _either_way_round),
     ),
     hints=(
-        "Whom may a token look at in a model that writes from left to right?",
-        "Reread [Attention doesn't know the order]"
-        "(04_attention.ipynb#Attention-doesn't-know-the-order). What would a mask have to "
-        "do differently for token 0 and token 1?",
+        "If one piece's sum of exps is three times the other's, which share of the whole "
+        "does each piece get?",
+        "Reread [One query](04_attention.ipynb#One-query): what is divided by the sum there? "
+        "Here the sum has two parts, and you know the log of each.",
         "A skeleton:\n"
-        "def order_mask(S):\n"
-        "    lowest = torch.finfo(torch.float64).min\n"
-        "    mask = torch.full((S, S), lowest, dtype=torch.float64)\n"
-        "    return mask...  # keep a triangle of it, and 0 elsewhere\n",
+        "def join(mean_a, log_a, mean_b, log_b):\n"
+        "    share = torch.stack([log_a, log_b])...  # (2, Q), sums to 1 over the pieces\n"
+        "    return share[0, :, None] * ... + ...\n",
     ),
 )
 

@@ -14,7 +14,7 @@ from ..encoder import ACTIVATIONS, EncoderLayer
 from .exercises import Exercise, Wrong
 
 # %% auto #0
-__all__ = ['GATED', 'TWO', 'HIDDEN']
+__all__ = ['GATED', 'LEFT', 'HIDDEN']
 
 # %% ../../nbs/answers/05_encoder.ipynb #82ee6972
 def _probes_1():
@@ -74,34 +74,32 @@ GATED = Exercise(
 )
 
 # %% ../../nbs/answers/05_encoder.ipynb #effc3d21
-def _two_numbers():
-    return F.layer_norm(torch.tensor([3.0, 8.0], dtype=torch.float64), (2,)).tolist()
-
-
-TWO = Exercise(
-    "05.2", "predict", "two numbers through LayerNorm",
-    reference=_two_numbers, within=0.004,
+LEFT = Exercise(
+    "05.2", "predict", "how much is left",
+    reference=2**-12, within=0.01,
     wrong=(
-        Wrong("You divided by the root of the sum over D - 1, which is 1 here: divide by "
-              "the root of the mean over D = 2.", answer=[-0.70711, 0.70711]),
-        Wrong("You divided by the variance, 6.25: divide by its root.", answer=[-0.4, 0.4]),
-        Wrong("You subtracted the mean and stopped: divide by the standard deviation too.",
-              answer=[-2.5, 2.5]),
-        Wrong("You divided without subtracting the mean first, which is 5.5.",
-              answer=[1.2, 3.2]),
-        Wrong("You scaled to the range from 0 to 1: LayerNorm makes the mean 0 and the "
-              "standard deviation 1.", answer=[0.0, 1.0]),
-        Wrong("You made a vector of length 1: LayerNorm subtracts the mean and divides by "
-              "the standard deviation.", answer=[0.35112, 0.93633]),
-        Wrong("The order is lost: 3 is below the mean, so its result is negative.",
-              answer=[1.0, -1.0]),
+        Wrong("You divided by 2 in each sum. That's the variance of the sum: LayerNorm "
+              "divides by the standard deviation.", answer=2**-24),
+        Wrong("You counted one sum in each layer: attention has one, and feed-forward "
+              "has another.", answer=2**-6),
+        Wrong("The residual connection itself changes nothing, but the LayerNorm behind it "
+              "divides the whole sum, and your vector with it.", answer=1),
+        Wrong("You multiplied: the sum is too large, so LayerNorm divides.", answer=2**12),
+        Wrong("This is one layer: there are twelve, one above the other.", answer=0.5),
+        Wrong("This is one sum: how many are there in twelve layers?", answer=2**-0.5),
+        Wrong("You gave the vector and the 24 additions an equal share each. That would be "
+              "so if there was only one LayerNorm, at the end.", answer=0.2),
+        Wrong("You gave the vector and the 24 additions an equal share of the variance. That "
+              "would be so if there was only one LayerNorm, at the end, and the number that "
+              "is asked for multiplies the vector.", answer=0.04),
     ),
     hints=(
-        "What is the mean of 3 and 8, and how far from it is each of them?",
-        "Reread [the section](05_encoder.ipynb#LayerNorm): the variance is the *mean* of "
-        "the squares.",
-        "the steps:\nmean = (3 + 8) / 2\nvariance = ((3 - mean)**2 + (8 - mean)**2) / 2\n"
-        "guess = [...]",
+        "What is the variance of the sum of two independent parts, each of variance 1? What "
+        "does LayerNorm divide by, then?",
+        "Reread [the section](05_encoder.ipynb#LayerNorm-on-the-sum), and count the sums in "
+        "the picture of a layer.",
+        "the steps:\nvariance = ...  # of x + f(x)\ndivided_by = ...  # in one LayerNorm\n"
+        "sums = ...  # in twelve layers\nguess = (1 / divided_by) ** sums",
     ),
 )
 

@@ -5,18 +5,19 @@
 # %% ../../nbs/answers/06_model.ipynb #6c3854ac
 from __future__ import annotations
 
+import math
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 
-from ..config import BertConfig, count_parameters
+from ..config import BertConfig
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
 from ..model import BertModel, additive_mask
 
 # %% auto #0
-__all__ = ['MEAN', 'GROWTH', 'SHORTCUT']
+__all__ = ['MEAN', 'THROUGH', 'SHORTCUT']
 
 # %% ../../nbs/answers/06_model.ipynb #ed8d9906
 def _probes_1():
@@ -35,15 +36,32 @@ def _text_by_text(states, attention_mask):
     return torch.stack([text[mask == 1].mean(0) for text, mask in zip(states, attention_mask)])
 
 
+def _pooled(mean_pool, states, attention_mask):
+    "The result in float64: some right answers compute it in float32."
+    result = mean_pool(states, attention_mask)
+    return result.double() if torch.is_tensor(result) else result
+
+
+def _in_float32(states, attention_mask):
+    shares = attention_mask.float() / attention_mask.float().sum(1, keepdim=True)
+    return (shares[..., None] * states.float()).sum(1)
+
+
+def _without_cls(states, attention_mask):
+    return _mean_pool(states[:, 1:], attention_mask[:, 1:])
+
+
 def _garbage_counts(mean_pool) -> bool:
     (states, mask), *_ = _probes_1()
     dirty = torch.where(mask[..., None] == 1, states, 100.0)
-    return torch.allclose(mean_pool(states, mask), mean_pool(dirty, mask))
+    clean, other = mean_pool(states, mask), mean_pool(dirty, mask)
+    return torch.allclose(clean, other, atol=1e-4, equal_nan=True)  # NaN: another mistake
 
 
 MEAN = Exercise(
     "06.1", "complete", "the mean of the words",
-    reference=_mean_pool, variants=(_text_by_text,), probes=_probes_1,
+    reference=_mean_pool, variants=(_text_by_text, _in_float32), probes=_probes_1,
+    call=_pooled, within=1e-5,
     wrong=(
         Wrong("You averaged over all positions, padding too: multiply the states with the "
               "mask, and divide by the number of real words.",
@@ -51,6 +69,10 @@ MEAN = Exercise(
         Wrong("Padding is left out of the sum, but you divide by S: divide by the number of "
               "real words of each text.",
               change=("(states * real).sum(1) / real.sum(1)", "(states * real).mean(1)")),
+        Wrong("You divide by the right number, but the padding is still in the sum: multiply "
+              "the states with the mask.", change=("(states * real).sum(1)", "states.sum(1)")),
+        Wrong("You left out position 0: [CLS] is a real token, and the mask has a 1 there.",
+              answer=_without_cls),
         Wrong("You divided by the number of real words in the whole batch: sum the mask "
               "over the positions alone, for each text.",
               change=("/ real.sum(1)", "/ real.sum()")),
@@ -80,37 +102,36 @@ MEAN = Exercise(
 )
 
 # %% ../../nbs/answers/06_model.ipynb #b00b7b99
-def _growth(**changes) -> int:
-    "How many parameters BERT-base gains by some changes of its config."
-    grown, base = (count_parameters(BertConfig(**more))["model"] for more in (changes, {}))
-    return grown - base
+def _through(std=0.02): return tuple(std * math.sqrt(D) for D in (48, 768))
 
 
-def _two_changes():
-    return _growth(max_position_embeddings=1024), _growth(num_attention_heads=6)
-
-
-GROWTH = Exercise(
-    "06.2", "predict", "two changes of the config",
-    reference=_two_changes,
+THROUGH = Exercise(
+    "06.2", "predict", "how much comes through",
+    reference=_through(), within=0.03,
     wrong=(
-        Wrong("The first number is the whole new table, 1024 x 768: how many rows are new? "
-              "And the scores, S x S, are no parameters.", answer=(786_432, 0)),
-        Wrong("Each new position has a vector of D numbers, not one number.",
-              answer=(512, 0)),
-        Wrong("There is one table of positions, in front of the first layer, and not one in "
-              "each layer.", answer=(12 * 393_216, 0)),
-        Wrong("The matrices of attention are D x D, however many heads share them: the heads "
-              "become wider.", answer=(393_216, -12 * 2 * 768**2)),
-        Wrong("The second number is the first's: heads change nothing. Which of the two "
-              "changes adds rows to a table?", answer=(0, 393_216)),
-        Wrong("The table of positions has a row for each position, and its rows are "
-              "parameters: it does grow.", answer=(0, 0)),
+        Wrong("These are the variances: the standard deviations are their roots.",
+              answer=(0.02**2 * 48, 0.02**2 * 768)),
+        Wrong("You multiplied by D. Variances add up, and standard deviations don't: take "
+              "the root of D.", answer=(0.02 * 48, 0.02 * 768)),
+        Wrong("That's the standard deviation of one product. Each number that comes out is a "
+              "sum of D of them.", answer=(0.02, 0.02)),
+        Wrong("These are the two numbers in the other order: D = 48 comes first.",
+              answer=(0.02 * 768**0.5, 0.02 * 48**0.5)),
+        Wrong("With weights of 1 / sqrt(D) the vector would keep its size. These are those "
+              "weights: how large is the result with weights of 0.02?",
+              answer=(48**-0.5, 768**-0.5)),
+        Wrong("You divided by the root of D: a sum of more products is larger.",
+              answer=(0.02 / 48**0.5, 0.02 / 768**0.5)),
+        Wrong("The vector would keep its size with weights of 1 / sqrt(D). These have 0.02.",
+              answer=(1, 1)),
     ),
     hints=(
-        "Which parameter has a row for each position? Which one has a row for each head?",
-        "Reread [the section](06_model.ipynb#The-model), and chapter 4 about K = D / H.",
-        "the steps:\nnew_rows = 1024 - 512\nguess = (new_rows * ..., ...)",
+        "Each number that comes out is a sum. Of how many products, and what is the variance "
+        "of one of them?",
+        "Reread [the section](06_model.ipynb#Initial-weights), and how chapter 5 followed a "
+        "gradient [through a matrix](05_encoder.ipynb#What-reaches-the-bottom).",
+        "the steps:\nfor D in (48, 768):\n    variance_of_a_product = ...\n"
+        "    variance_of_the_sum = ...\nguess = (..., ...)",
     ),
 )
 
@@ -156,14 +177,14 @@ SHORTCUT = Exercise(
     "06.3", "break", "a shortcut too short",
     reference=lambda: " ".join(_noticed_by()),
     wrong=(
-        Wrong("In the first promise's cell the batch has one text, and it is row 0: the "
+        Wrong("The first promise is tested with batches of one text, which is row 0: the "
               "shortcut sees its padding, and the mask is right.", answer="padding"),
-        Wrong("In the second promise's cell the batch has one text, and it is row 0: its "
+        Wrong("The second promise is tested with a batch of one text, which is row 0: its "
               "mask has zeros, so the garbage stays hidden.", answer="garbage"),
         Wrong("One of them does: look for a batch whose first text is full, while another "
               "has padding.", answer="none"),
-        Wrong("Not all: two of the cells use a batch of one text, whose row 0 is the padded "
-              "one.", answer="all"),
+        Wrong("Not all: the first two promises are tested with batches of one text, whose "
+              "row 0 is the padded one.", answer="all"),
     ),
     hints=(
         "When does the shortcut return None, although something is padding?",

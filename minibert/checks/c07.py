@@ -31,7 +31,7 @@ def _probes_1():
     config = BertConfig(31, 12, 1, 3, 17, max_position_embeddings=9)
     for seed, candidates in enumerate(([4, 30, 11], [0, 8], [7, 5, 29, 2])):
         g = seeded(seed)
-        head = _draw_all(MLMHead(config), seed)
+        head = _draw_all(MLMHead(config), seed).requires_grad_(False)
         table = torch.randn(31, 12, generator=g, dtype=torch.float64)
         hidden = torch.randn(2, 5, 12, generator=g, dtype=torch.float64)
         yield head, hidden, table, torch.tensor(candidates)
@@ -185,7 +185,7 @@ HIDDEN_BUG = Exercise(
     hints=(
         "Which parameters of a fresh model have a value that you know without looking?",
         "Reread how `initialise_` fills a model in [6. Model](06_model.ipynb), and what the "
-        "head's bias is [at the start](07_heads.ipynb#The-masked-language-model-head).",
+        "head's bias is [at the start](07_heads.ipynb#Weight-tying).",
         "a skeleton:\ndef break_quietly(model):\n    with torch.no_grad():\n"
         "        model.... .zero_()  # a parameter that is 0 in a fresh model\n",
     ),

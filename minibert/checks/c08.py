@@ -5,14 +5,16 @@
 # %% ../../nbs/answers/08_masking.ipynb #6f0e9002
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
-from ..masking import mask_tokens
+from .experiments import Experiment
 
 # %% auto #0
-__all__ = ['EXACTLY', 'DECIDE', 'MORE_MASKS', 'SPOIL']
+__all__ = ['EXACTLY', 'DECIDE', 'MORE_MASKS', 'FORTY']
 
 # %% ../../nbs/answers/08_masking.ipynb #6f0e9005
 def _probes_1():
@@ -106,7 +108,10 @@ def _probes_2():
         g, shape = seeded(22, seed), (5, 40)
         ids, random = (torch.randint(5, 90, shape, generator=g) for _ in range(2))
         chosen = torch.rand(shape, generator=g) < 0.5
-        yield ids, chosen, torch.rand(shape, generator=g), random, 4
+        action = torch.rand(shape, generator=g, dtype=torch.float64)
+        edges = torch.tensor([0.0, 0.8, 0.9], dtype=torch.float64)
+        action[:, :9], chosen[:, :9] = edges.repeat(3), True
+        yield ids, chosen, action, random, 4
 
 
 def _decide(ids, chosen, action, random, mask_id):
@@ -135,6 +140,11 @@ def _labels_last(ids, chosen, action, random, mask_id):
     return seen, seen.masked_fill(~chosen, -100)
 
 
+def _mask_at_the_boundary(ids, chosen, action, random, mask_id):
+    seen, labels = _decide(ids, chosen, action, random, mask_id)
+    return seen.masked_fill(chosen & (action <= 0.8), mask_id), labels
+
+
 DECIDE = Exercise(
     "08.2", "complete", "put the pieces together",
     reference=_decide, variants=(_decide_in_place,), probes=_probes_2,
@@ -159,6 +169,12 @@ DECIDE = Exercise(
               change=("ids.masked_fill(~chosen, -100)", "ids.masked_fill(seen == ids, -100)")),
         Wrong("Your random tokens overwrite the masks: from 0.8 on a token becomes random, "
               "and below 0.8 it is [MASK].", change=(" & (action >= 0.8)", "")),
+        Wrong("With an action of exactly 0.8 a token is no longer [MASK] but random: "
+              "compare with `<`.", answer=_mask_at_the_boundary),
+        Wrong("With an action of exactly 0.8 your token stays. It should become random: "
+              "compare with `>=`.", change=("(action >= 0.8)", "(action > 0.8)")),
+        Wrong("With an action of exactly 0.9 your token becomes random. It should stay: "
+              "compare with `<`.", change=("(action < 0.9)", "(action <= 0.9)")),
         Wrong("From 0.8 up to 0.9 a token becomes random, and from 0.9 up it stays. In "
               "yours it's the other way round.",
               change=("(action >= 0.8) & (action < 0.9)", "(action >= 0.9)")),
@@ -180,21 +196,21 @@ MORE_MASKS = Exercise(
     "08.3", "predict", "more masks",
     reference=4 / 68, within=0.025,
     wrong=(
-        Wrong("That's the share of all words. Those that are [MASK] aren't visible: divide "
-              "by the words that are left.", answer=0.04),
-        Wrong("That's the share of the chosen words. The question is about the visible ones, "
-              "most of which aren't chosen.", answer=0.1),
-        Wrong("You counted the kept words as wrong. They're asked for, but they're right.",
+        Wrong("0.04 is the wrong words' share of all words. Those that are [MASK] aren't "
+              "visible: divide by the words that are left.", answer=0.04),
+        Wrong("A tenth of the *chosen* words is wrong. Most visible words aren't chosen, so "
+              "their share is another one.", answer=0.1),
+        Wrong("8 of 68 would count the kept words too. They're asked for, but they're right.",
               answer=8 / 68),
-        Wrong("You took all 40 % away, but a fifth of the chosen words stay visible: only "
-              "those that are [MASK] can't be seen.", answer=4 / 60),
-        Wrong("You took away only the wrong words. The words that are [MASK] can't be seen: "
-              "divide by the words that are left.", answer=4 / 96),
-        Wrong("You took 10 % of the fifth that doesn't become [MASK]. The 10 % are of all "
-              "chosen words.", answer=0.8 / 68),
-        Wrong("You took 80 and 10 % of all words. They're shares of the chosen ones only.",
-              answer=0.5),
-        Wrong("That's the share with 15 % chosen. Begin with 40 words of 100.",
+        Wrong("4 of 60 would leave out all 40 chosen words. But a fifth of them is visible: "
+              "only those that are [MASK] can't be seen.", answer=4 / 60),
+        Wrong("4 of 96 would leave out the wrong words alone. It's the words that are [MASK] "
+              "that can't be seen.", answer=4 / 96),
+        Wrong("0.8 of 68 would take 10 % of the fifth that doesn't become [MASK]. The 10 % "
+              "are of all chosen words.", answer=0.8 / 68),
+        Wrong("A half would be wrong if 80 and 10 % were shares of all words: 10 of the 20 "
+              "that stay visible. They're shares of the chosen words.", answer=0.5),
+        Wrong("1.5 of 88 is the share with 15 % chosen. Begin with 40 words of 100.",
               answer=1.5 / 88),
     ),
     hints=(
@@ -206,107 +222,26 @@ MORE_MASKS = Exercise(
 )
 
 # %% ../../nbs/answers/08_masking.ipynb #6f0e900e
-def _masked(seed):
-    "Ids, and what mask_tokens makes of them."
-    ids = torch.randint(5, 90, (6, 40), generator=seeded(20, seed))
-    return ids, *mask_tokens(ids, ids > 4, mask_id=4, vocab_size=90, generator=seeded(21, seed))
+def _both_shares(train, masks, seed):
+    "The losses with 15 % and with 40 % of the tokens chosen."
+    return train(masks, seed)[0], train(partial(masks, probability=0.4), seed)[0]
 
 
-def _probes_3():
-    for seed in range(2): yield *_masked(seed)[1:], 4
-
-
-def _counts(ids, masked, labels):
-    "The chapter's five counts."
-    chosen, mask, same = labels != -100, masked == 4, masked == ids
-    kinds = (~chosen & same, ~chosen & ~same, chosen & mask, chosen & ~mask & ~same,
-             chosen & same)
-    return [int(kind.sum()) for kind in kinds]
-
-
-def _spoiled(answer, seed):
-    ids, masked, labels = _masked(seed)
-    return ids, labels, _counts(ids, masked, labels), answer(masked, labels, 4)
-
-
-def _gives_two(answer):
-    given = [answer(*arguments) for arguments in _probes_3()]
-    return all(isinstance(two, (tuple, list)) and len(two) == 2 for two in given)
-
-
-def _left_alone(answer):
-    _, masked, labels = _masked(0)
-    kept = masked.clone(), labels.clone()
-    answer(masked, labels, 4)
-    return torch.equal(masked, kept[0]) and torch.equal(labels, kept[1])
-
-
-def _counts_stay(answer):
-    runs = [_spoiled(answer, seed) for seed in range(2)]
-    return all(_counts(ids, *result) == counts for ids, _, counts, result in runs)
-
-
-def _labels_wrong(answer):
-    runs = [_spoiled(answer, seed) for seed in range(2)]
-    return all((result[1] != ids)[labels != -100].double().mean() > 0.5
-               for ids, labels, _, result in runs)
-
-
-def _spoil(masked, labels, mask_id):
-    chosen = labels != -100
-    return masked, masked.masked_fill(~chosen, -100)  # the labels are what the model sees
-
-
-def _spoil_by_one(masked, labels, mask_id):
-    return masked, labels.where(labels == -100, labels + 1)
-
-
-def _label_0(masked, labels, mask_id): return masked, labels.clamp(min=0)
-
-
-def _label_everywhere(masked, labels, mask_id):
-    return masked, labels.where(labels != -100, masked)
-
-
-def _always_mask(masked, labels, mask_id):
-    return masked.masked_fill(labels != -100, mask_id), labels
-
-
-def _unchanged(masked, labels, mask_id): return masked, labels
-
-
-def _no_labels(masked, labels, mask_id): return masked, torch.full_like(labels, -100)
-
-
-SPOIL = Exercise(
-    "08.4", "break", "a bug that counting can't see",
-    reference=_spoil, variants=(_spoil_by_one,), probes=_probes_3, free=True,
-    properties=(
-        ("Return two things: the masked ids and the labels.", _gives_two),
-        ("You change an argument in place: work on a copy.", _left_alone),
-        ("All five counts must stay as they are.", _counts_stay),
-        ("Most labels of chosen tokens must be wrong.", _labels_wrong),
-    ),
+FORTY = Experiment(
+    "08.4", "experiment", "choose 40 %",
+    reference=_both_shares,
+    runs=((0.772, 0.759), (0.793, 0.778), (0.803, 0.771), (0.815, 0.767), (0.799, 0.786),
+          (0.821, 0.773), (0.814, 0.772), (0.795, 0.787), (0.799, 0.785), (0.821, 0.772)),
     wrong=(
-        Wrong("With a label of 0 in place of -100, every token counts as chosen, and the "
-              "counts show it: leave the -100 alone.", answer=_label_0),
-        Wrong("With a label at every position, every token counts as chosen, and the counts "
-              "show it: leave the -100 alone.", answer=_label_everywhere),
-        Wrong("If all chosen tokens become [MASK], the counts of the random and the kept ones "
-              "are 0. And the labels are still right: change the labels.",
-              answer=_always_mask),
-        Wrong("Nothing has changed, so all labels are right: change the labels that aren't "
-              "-100.", answer=_unchanged),
-        Wrong("Without labels no token counts as chosen, and the counts show it: keep a "
-              "label where there was one, but another id.", answer=_no_labels),
+        Wrong("The second loss of each pair is as high as with 4 % in place of 40 %. Is it "
+              "`probability=0.4`?", answer=((0.772, 0.891), (0.793, 0.891), (0.803, 0.868))),
     ),
     hints=(
-        "The counts look at `labels != -100`, at `masked == mask_id` and at "
-        "`masked == text`. What do they never look at?",
-        "Reread the counts in [Does it match?](08_masking.ipynb#Does-it-match?), and the "
-        "facts in [Mask](08_masking.ipynb#Mask) that hold in every run.",
-        "A skeleton:\ndef spoil(masked, labels, mask_id):\n    chosen = labels != -100\n"
-        "    wrong = ...  # (B, S), other ids\n"
-        "    return masked, torch.where(chosen, wrong, labels)",
+        "Which seeds give you pairs, and what is the difference of a pair?",
+        "Reread [Does it help?](08_masking.ipynb#Does-it-help?), where `train` and `masks` "
+        "are.",
+        "A skeleton:\nruns = [(train(masks, seed)[0], ...) for seed in range(3)]\n"
+        "interval = mean_interval(changed - as_it_is for as_it_is, changed in runs)\n"
+        "verdict = ...  # does the interval hold 0?",
     ),
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from .exercises import Exercise, Wrong
+from .experiments import Experiment
 from ..data.pairs import Pairs
 
 # %% auto #0
-__all__ = ['OTHER', 'WHAT_IS_LEFT', 'SWAP']
+__all__ = ['OTHER', 'WHAT_IS_LEFT', 'SWAP', 'LEAKY']
 
 # %% ../../nbs/answers/09_pairs.ipynb #e0a09657
 _GRID = [(i + 0.5) / 60 for i in range(60)]  # random numbers, evenly spread
@@ -177,6 +178,12 @@ def _overwritten(pairs, swapped):
     return Pairs(a_start, a_length, b_start, b_length, swapped)
 
 
+def _b_twice(pairs, swapped):
+    a_start = np.where(swapped, pairs.b_start, pairs.a_start)
+    a_length = np.where(swapped, pairs.b_length, pairs.a_length)
+    return Pairs(a_start, a_length, pairs.b_start, pairs.b_length, swapped)
+
+
 def _starts_alone(pairs, swapped):
     a_start = np.where(swapped, pairs.b_start, pairs.a_start)
     b_start = np.where(swapped, pairs.a_start, pairs.b_start)
@@ -187,8 +194,9 @@ SWAP = Exercise(
     "09.3", "break", "A and B trade places",
     reference=_swap, variants=(_swap_rows,), probes=_probes_3, call=_run_swap,
     wrong=(
-        Wrong("You overwrote A before B was made from it, so that both are B now: keep the "
-              "old A until both are done.", answer=_overwritten),
+        Wrong("In the pairs that trade places, A and B are both the old B now. Either A was "
+              "overwritten before B was made from it, or B never got A's place: keep the old "
+              "A until both are done.", answer=_overwritten, also=(_b_twice,)),
         Wrong("You swapped the starts and left the lengths where they were, so runs end in "
               "the wrong place: the lengths trade places, too.", answer=_starts_alone),
         Wrong("Your label is the wrong way round: `is_random` is True where A and B have "
@@ -217,4 +225,36 @@ SWAP = Exercise(
         "    ...  # and the lengths\n"
         "    return Pairs(a_start, ..., is_random=...)\n",
     ),
+)
+
+# %% ../../nbs/answers/09_pairs.ipynb #095a1001
+def _leaky_pairs(seed, judge_by_words, honest, leaky, grade, honest_exam):
+    "Losses in the honest exam, trained on honest pairs and on leaky ones."
+    judges = judge_by_words(honest, seed), judge_by_words(leaky, seed)
+    return tuple(grade(judge, honest_exam)[0] for judge in judges)
+
+
+LEAKY = Experiment(
+    "09.4", "experiment", "leaky pairs", reference=_leaky_pairs,
+    runs=((0.2832, 0.4548), (0.2522, 0.4192), (0.2702, 0.4271), (0.314, 0.5082),
+          (0.2476, 0.4936)),
+    wrong=(
+        Wrong("The model of the leaky pairs has taken the leaky exam, in which length tells: "
+              "`grade` both models on `honest_exam`.",
+              answer=((0.3423, 0.1359), (0.2934, 0.1289), (0.3144, 0.1207),
+                     (0.364, 0.1386), (0.313, 0.1285)),
+              also=(((0.2832, 0.1359), (0.2522, 0.1289), (0.2702, 0.1207),
+                     (0.314, 0.1386), (0.2476, 0.1285)),)),
+    ),
+    hints=(
+        "What is the same in both runs of a pair, and what differs?",
+        "Reread [Does it help?](09_pairs.ipynb#Does-it-help?), where `judge_by_words` and "
+        "`grade` are explained. `grade` returns the loss and the accuracy.",
+        "A skeleton:\n"
+        "def losses(seed):\n"
+        "    judges = judge_by_words(honest, seed), judge_by_words(leaky, seed)\n"
+        "    return [grade(judge, ...)[0] for judge in judges]\n"
+        "runs = [losses(seed) for seed in range(3)]\n"
+        "interval = mean_interval([b - a for a, b in runs])\n"
+        "verdict = ...  # a lower loss is better\n"),
 )

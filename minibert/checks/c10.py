@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import torch
-from torch import nn
 
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
-from ..train.recipe import TrainingConfig
-from ..training import Run, train_step
+from .experiments import Experiment
 
 # %% auto #0
-__all__ = ['COSINE', 'CLIPPED', 'WHOLE', 'SAVED']
+__all__ = ['COSINE', 'CLIPPED', 'WHOLE', 'NO_WARMUP']
 
 # %% ../../nbs/answers/10_training.ipynb #16789f93
 def _probes_1():
@@ -104,6 +101,8 @@ def _each_alone(gradients, limit): return [g * min(1.0, limit / g.norm()) for g 
 CLIPPED = Exercise(
     "10.2", "complete", "shorter, in the same direction",
     reference=_clipped, variants=(_clipped_in_one,), probes=_probes_2, within=1e-5,
+    forbidden=("clip_grad_norm_", "get_total_norm", "clip_grads_with_norm_", "utils",
+               "torch.nn.utils"),
     wrong=(
         Wrong("You clip each tensor on its own. Then long ones are shortened and short ones "
               "aren't, so the gradient as a whole turns: use one factor for all of them.",
@@ -169,7 +168,7 @@ WHOLE = Exercise(
     hints=(
         "The words' loss is a mean over how many words? What do those of the first part add "
         "up to?",
-        "Reread [a batch in parts](10_training.ipynb#Feature-4:-a-batch-in-parts): each "
+        "Reread [a batch in parts](10_training.ipynb#Feature-5:-a-batch-in-parts): each "
         "part's mean counts by its share.",
         "A skeleton:\n"
         "words = (20 * 5.0 + 4 * 2.0) / ...\n"
@@ -177,86 +176,26 @@ WHOLE = Exercise(
         "guess = words + pairs\n"),
 )
 
-# %% ../../nbs/answers/10_training.ipynb #5e89dad1
-class _Tiny(nn.Module):
-    "A model with dropout that names its loss and its count."
-
-    def __init__(self):
-        super().__init__()
-        drawn = torch.randn(2, 6, 6, generator=seeded(1))
-        self.a, self.b = (nn.Parameter(matrix) for matrix in drawn)
-        self.dropout = nn.Dropout(0.5)
-
-    def counts(self, batch): return {"fit": len(batch["x"])}
-
-    def forward(self, x):
-        hidden = self.dropout(torch.tanh(x @ self.a))
-        loss = (hidden @ self.b - x).square().mean()
-        return SimpleNamespace(loss=loss, losses={"fit": loss})
+# %% ../../nbs/answers/10_training.ipynb #105a1001
+def _no_warmup(seed, try_fit):
+    "Held-out losses of two layers, with a warm-up and without."
+    return try_fit(2, 0.1, seed), try_fit(2, 0.0, seed)
 
 
-_SIX = TrainingConfig(steps=6, batch_size=5, learning_rate=0.1, warmup=0.5)
-
-
-def _adamw(model): return torch.optim.AdamW(model.parameters(), lr=_SIX.learning_rate)
-
-
-def _steps(model, optimizer, first, last):
-    "Train from one step to another, each on the batch that belongs to it."
-    for step in range(first, last):
-        batch = dict(x=torch.randn(5, 6, generator=seeded(0, step)))
-        train_step(Run(model, [optimizer], _SIX, step), batch)
-
-
-def _goes_wrong(missing: str) -> bool:
-    "Does a run that goes on without one thing end in other weights?"
-    straight = _Tiny().train()
-    _steps(straight, _adamw(straight), 0, 6)
-    torch.manual_seed(1)
-    stopped = _Tiny().train()
-    optimizer = _adamw(stopped)
-    _steps(stopped, optimizer, 0, 3)
-    generator = torch.get_rng_state()
-    resumed = _Tiny().train()
-    memory = _adamw(resumed)
-    torch.manual_seed(2)
-    if missing != "weights": resumed.load_state_dict(stopped.state_dict())
-    if missing != "means": memory.load_state_dict(optimizer.state_dict())
-    if missing != "generator": torch.set_rng_state(generator)
-    first = 0 if missing == "step" else 3
-    _steps(resumed, memory, first, first + 3)
-    return not all(torch.equal(p, q) for p, q in
-                   zip(straight.parameters(), resumed.parameters()))
-
-
-SAVED = Exercise(
-    "10.4", "break", "what must be saved",
-    reference=lambda: tuple(map(_goes_wrong, ("weights", "means", "step", "generator"))),
-    variants=((1, 1, 1, 0),),  # whoever writes 1 for True means the same
+NO_WARMUP = Experiment(
+    "10.4", "experiment", "no warm-up", reference=_no_warmup,
+    runs=((1.18, 1.167), (1.128, 1.152), (1.18, 1.197),
+          (1.209, 1.203), (1.178, 1.15)),
     wrong=(
-        Wrong("You save the weights alone: without its running means AdamW takes its first "
-              "steps anew, and without the step the warm-up and the batches begin again.",
-              answer=(True, False, False, False)),
-        Wrong("You forget the step: the learning rate would climb a second time, and the "
-              "first batches would come again.", answer=(True, True, False, False)),
-        Wrong("You forget AdamW's running means: a fresh optimizer has means of 0, and "
-              "moves the weights by other amounts.", answer=(True, False, True, False)),
-        Wrong("The generator needn't be saved: each step makes its state from the seed and "
-              "the step, whatever was drawn before.", answer=(True, True, True, True)),
-        Wrong("You begin with fresh weights: everything that was learned is lost, and only "
-              "the optimizer remembers it.", answer=(False, True, True, False)),
-        Wrong("This is the other way round: a bool is `True` where the assert fails, so where "
-              "the thing left out is needed.", answer=(False, False, False, True)),
+        Wrong("These are the losses of six layers, which the chapter has shown already: "
+              "give `try_fit` two.", answer=((1.434, 3.825), (1.734, 3.821), (1.337, 3.826))),
     ),
     hints=(
-        "What does `train_step` read besides its arguments, and what changes in a step?",
-        "Reread [random numbers that belong to a step](10_training.ipynb#Feature-5:-random-"
-        "numbers-that-belong-to-a-step), and what AdamW keeps in [the ten lines]"
-        "(10_training.ipynb#Ten-lines-that-train).",
+        "What is the same in both runs of a pair, and what differs?",
+        "Reread [Does it help?](10_training.ipynb#Does-it-help?), where `try_fit` is "
+        "explained. An interval that holds 0 is a result, too.",
         "A skeleton:\n"
-        "weights = True  # nothing that was learned would be there\n"
-        "means = ...     # does AdamW's step depend on earlier gradients?\n"
-        "step = ...      # do the batch and the rate depend on it?\n"
-        "generator = ... # does train_step look at what was drawn before?\n"
-        "guess = (weights, means, step, generator)\n"),
+        "runs = [(try_fit(2, 0.1, seed), ...) for seed in range(3)]\n"
+        "interval = mean_interval([without - with_it for with_it, without in runs])\n"
+        "verdict = ...  # does the interval hold 0?\n"),
 )

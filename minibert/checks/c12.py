@@ -15,38 +15,50 @@ from ..attention import MultiHeadAttention
 from ..config import BertConfig
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
+from .experiments import Experiment
 from ..heads import BertForPreTraining
 from ..parity import randomise_, reference_batch
 
 # %% auto #0
-__all__ = ['STEP', 'TEXTS_APART', 'SPOIL', 'UNSEEN']
+__all__ = ['CURVE', 'TEXTS_APART', 'SPOIL', 'UNSEEN']
 
 # %% ../../nbs/answers/12_parity.ipynb #ef266820
-STEP = Exercise(
-    "12.1", "predict", "the step near 10",
-    reference=2**-20, within=0.01,
+def _tanh_gelu(seed):
+    "Held-out losses of the page with the exact GELU, and with the tanh form."
+    import minibert.one_page as page
+    exact = page.gelu
+
+    def held_out(gelu):
+        page.gelu, w = gelu, page.new_weights(seed=seed)
+        return page.try_out(lambda ids: page.guess(ids, w), page.all_weights(w), seed)
+
+    try: return held_out(exact), held_out(nn.GELU("tanh"))
+    finally: page.gelu = exact
+
+
+CURVE = Experiment(
+    "12.1", "experiment", "would the curve have told you?", reference=_tanh_gelu,
+    runs=((0.75394, 0.75490), (0.74796, 0.74801), (0.76695, 0.76713), (0.73633, 0.73646)),
     wrong=(
-        Wrong("That's the step between 1 and 2. It doubles at each power of two on the way "
-              "to 10.", answer=2**-23),
-        Wrong("The step doesn't grow evenly with the number, only at powers of two: it's "
-              "the same from 8 to 16.", answer=10 * 2**-23),
-        Wrong("That's half a step, which is the largest error when a number is rounded. Two "
-              "different numbers are a whole step apart.", answer=2**-21),
-        Wrong("That's the step from 4 to 8, or from 16 to 32: which two powers of two is 10 "
-              "between?", answer=2**-19),
-        Wrong("That's our tolerance. How far apart two numbers are is a matter of their "
-              "24 digits.", answer=1e-9),
-        Wrong("That's the step of a float64, which has 53 binary digits.", answer=2**-49),
+        Wrong("Your second run of each pair begins with the trained weights of the first: "
+              "call `new_weights` for each run.",
+              answer=((0.7539, 0.5471), (0.7480, 0.6109), (0.7670, 0.5750))),
     ),
     hints=(
-        "What is the step between 1 and 2, and between 2 and 4? Which is the largest power "
-        "of two below 10?",
-        "Reread [How large is rounding?](12_parity.ipynb#How-large-is-rounding?): the step "
-        "doubles at each power of two.",
+        "What must be the same in both runs of a pair, and what must be made anew?",
+        "Reread [A bench for your own parts](00_one_page.ipynb#A-bench-for-your-own-parts) "
+        "in chapter 0.",
         "A skeleton:\n"
-        "step = 2**-23            # from 1 to 2\n"
-        "# from 2 to 4: 2 * step, from 4 to 8: ..., from 8 to 16: ...\n"
-        "guess = ...\n",
+        "import minibert.one_page as page\n"
+        "exact, runs = page.gelu, []\n"
+        "for seed in range(3):\n"
+        "    pair = []\n"
+        "    for page.gelu in (exact, ...):      # in this order\n"
+        "        w = page.new_weights(seed=seed)\n"
+        "        pair.append(page.try_out(lambda ids: page.guess(ids, w), ...))\n"
+        "    runs.append(pair)\n"
+        "page.gelu = exact\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
     ),
 )
 
@@ -118,7 +130,7 @@ TEXTS_APART = Exercise(
         "Which question does NaN answer with False, and what do you want its answer to be? "
         "What may stand under padding?",
         "Reread [Padding doesn't count](12_parity.ipynb#Padding-doesn't-count), and the "
-        "third hole before it.",
+        "two holes before it.",
         "A skeleton:\n"
         "def texts_apart(ours, theirs, real, tol=1e-9):\n"
         "    difference = ...                 # (B, S): the largest over D\n"
@@ -281,17 +293,19 @@ UNSEEN = Exercise(
     "12.4", "complete", "what doesn't your check see?",
     reference=_unseen, variants=(_unseen_copies,), probes=_probes_4,
     wrong=(
-        Wrong("You multiply the parameter: a bias of 0 stays 0, and seems not to matter. "
-              "Give it random values.",
+        Wrong("Where a parameter is 0, your new values are 0, too (a product, or `zero_`), so "
+              "a bias of 0 seems not to matter. Give it random values.",
               change=("p.copy_(torch.randn(p.shape, dtype=p.dtype))", "p.mul_(3)")),
-        Wrong("You add the same number everywhere: a LayerNorm and a softmax can't see "
-              "that, though the parameter matters. Give it random values.",
+        Wrong("To you, what stands before a LayerNorm doesn't matter. The same number added "
+              "everywhere is lost in it, and so is a change that you see in the sum of the "
+              "results alone: give random values, and look at each number.",
               change=("p.copy_(torch.randn(p.shape, dtype=p.dtype))", "p.add_(1)")),
-        Wrong("You don't put the old values back: from then on every result differs, and "
-              "the rest of the parameters seem to matter.",
+        Wrong("The old values don't come back (do you keep a `clone()`?): from then on every "
+              "result differs, and the rest of the parameters seem to matter.",
               change=("            p.copy_(kept)\n", "")),
-        Wrong("You ask `allclose`, which is relative: a parameter with a small effect seems "
-              "not to matter.",
+        Wrong("A parameter with a small effect seems not to matter: your tolerance is too "
+              "large, or relative as that of `allclose`, or your new values are too near the "
+              "old ones.",
               change=("difference <= 1e-9", "torch.allclose(before + 0 * difference, "
                       "before + difference)")),
         Wrong("You ask for equality to the last bit: the bias of the keys changes the "

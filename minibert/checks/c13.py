@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 
 import torch
 
 from ..config import BertConfig
 from .exercises import Exercise, Wrong
+from .experiments import Experiment
 from ..heads import BertForPreTraining
-from ..parity import randomise_, reference_batch
-from ..weights import from_hf, name_table, to_hf
+from ..parity import randomise_
+from ..weights import to_hf
 
 # %% auto #0
-__all__ = ['FILE_SIZE', 'OTHER_NAMES', 'HIDDEN_SWAP']
+__all__ = ['FILE_SIZE', 'OTHER_NAMES', 'HEALED', 'REORDERED']
 
 # %% ../../nbs/answers/13_weights.ipynb #279fd2b2
 def _megabytes():
@@ -162,126 +162,139 @@ OTHER_NAMES = Exercise(
     ),
 )
 
-# %% ../../nbs/answers/13_weights.ipynb #0ffca49b
-_KEY = "bert.encoder.layer.{}.attention.self.key.bias"
+# %% ../../nbs/answers/13_weights.ipynb #13b00001
+def _crossed(seed, steps=(50, 50)):
+    "Chapter 0's held-out losses of the course model, loaded right and crossed."
+    import minibert.one_page as page
+    from minibert.core.course import COURSE
+    from minibert.tokenizer import WordPieceTokenizer
+    from minibert.weights import load_pretrained
+    vocab = WordPieceTokenizer.from_pretrained(COURSE).vocab
+    ids_of, losses = torch.tensor([vocab[word] for word in page.vocabulary]), []
+    turn = {"query": "key", "key": "query", "none": "none"}
+    for words, n in zip(("none", "query|key"), steps):
+        model = load_pretrained(COURSE)
+        weights = model.state_dict()
+        model.load_state_dict({name: weights[re.sub(words, lambda w: turn[w[0]], name)]
+                               for name in weights})
+
+        def guess(ids, model=model):
+            types = ((ids == page.SEP).cumsum(-1) - (ids == page.SEP).int()).clamp(max=1)
+            logits = model(ids_of[ids], types, ids != page.PAD).prediction_logits
+            return logits[..., ids_of]
+
+        page.learn(guess, model.parameters(), n, seed)
+        losses.append(page.held_out_loss(guess))
+    return tuple(losses)
 
 
-def _hidden_swap(state):
-    state = dict(state)
-    first, second = (f"bert.encoder.layer.{n}.attention.self.key.bias" for n in (0, 1))
-    state[first], state[second] = state[second], state[first]
-    return state
-
-
-def _hidden_swap_renamed(state):
-    turn = {_KEY.format(0): _KEY.format(1), _KEY.format(1): _KEY.format(0)}
-    return {name: state[turn.get(name, name)] for name in state}
-
-
-def _swap(first, second):
-    "An answer that exchanges these two."
-    def answer(state):
-        return {**state, first: state[second], second: state[first]}
-    return answer
-
-
-def _overwritten(state):
-    state = dict(state)
-    state[_KEY.format(0)] = state[_KEY.format(1)]
-    state[_KEY.format(1)] = state[_KEY.format(0)]
-    return state
-
-
-@cache
-def _toy():
-    "A BERT with two layers and every parameter random, its state dict, and a batch."
-    config = BertConfig(29, 24, 2, 4, 37, max_position_embeddings=32)
-    model = randomise_(BertForPreTraining(config)).double().eval()
-    names = set(name_table(config).values())
-    state = {name: t for name, t in to_hf(model).items() if name in names}
-    return config, state, reference_batch(config), model
-
-
-@torch.no_grad()
-def _outputs(state):
-    config, _, batch, _ = _toy()
-    inputs = {name: t for name, t in batch.items() if "label" not in name}
-    model = from_hf(state, config).eval()
-    out, loss = model(**inputs), model(**batch).loss
-    return out.prediction_logits, out.seq_relationship_logits, loss
-
-
-def _same_names(answer):
-    state = _toy()[1]
-    got = answer(dict(state))
-    return (isinstance(got, dict) and got.keys() == state.keys()
-            and all(got[name].shape == t.shape for name, t in state.items()))
-
-
-def _moved(got):
-    "Names whose tensor is another one than before."
-    return [name for name, t in _toy()[1].items() if not torch.equal(got[name], t)]
-
-
-def _exchanges_two(answer):
-    state = _toy()[1]
-    got = answer(dict(state))
-    moved = _moved(got)
-    return len(moved) == 2 and all(
-        torch.equal(got[a], state[b]) for a, b in (moved, moved[::-1]))
-
-
-def _unseen(answer):
-    state = _toy()[1]
-    pairs = zip(_outputs(answer(dict(state))), _outputs(state))
-    return all((a - b).abs().max() < 1e-9 for a, b in pairs)
-
-
-_LAYER = "bert.encoder.layer.0."
-
-HIDDEN_SWAP = Exercise(
-    "13.3", "break", "break it unseen",
-    reference=_hidden_swap, variants=(_hidden_swap_renamed,), free=True,
-    probes=lambda: [(dict(_toy()[1]),)],
+HEALED = Experiment(
+    "13.3", "experiment", "does training heal it?", reference=_crossed,
+    runs=((0.4648, 0.6723), (0.4561, 0.6500), (0.4744, 0.6881), (0.4356, 0.6413)),
     wrong=(
-        Wrong("Nothing has changed places in your dictionary: exchange two tensors.",
-              answer=lambda state: dict(state)),
-        Wrong("One tensor stands under both names now, and the other is lost: exchange "
-              "them in one line, `a[x], a[y] = a[y], a[x]`.", answer=_overwritten),
-        Wrong("The check sees query and key: with their weights exchanged, each row has "
-              "other scores, and so other probs.",
-              answer=_swap(_LAYER + "attention.self.query.weight",
-                           _LAYER + "attention.self.key.weight")),
-        Wrong("The check sees the LayerNorms: each scales its output in its own way.",
-              answer=_swap(_LAYER + "attention.output.LayerNorm.weight",
-                           _LAYER + "output.LayerNorm.weight")),
-        Wrong("Close: the query's bias adds another number to each score of a row, bias "
-              "times key, so the check sees it. Which bias adds the same to all of them?",
-              answer=_swap(_KEY.format(0).replace("key", "query"),
-                           _KEY.format(1).replace("key", "query"))),
-        Wrong("The check sees the value's bias: the probs sum to 1, so it goes straight "
-              "into the result.",
-              answer=_swap(_KEY.format(0).replace("key", "value"),
-                           _KEY.format(1).replace("key", "value"))),
-    ),
-    properties=(
-        ("Return a dictionary with the same names, and the same shape under each.",
-         _same_names),
-        ("Two tensors have to change places, and all others stay where they are.",
-         _exchanges_two),
-        ("The check sees your exchange: the model's outputs change.", _unseen),
+        Wrong("The crossed model of each pair was trained for longer than the right one: "
+              "give both 50 steps.",
+              answer=((0.4648, 0.5293), (0.4561, 0.5125), (0.4744, 0.5650))),
     ),
     hints=(
-        "The softmax doesn't change if the same number is added to all scores of a row. "
-        "Which parameter does just that?",
-        "Reread [All queries at once](04_attention.ipynb#All-queries-at-once) in chapter "
-        "4: a score is a query times a key. Each has a bias. What does each bias add to "
-        "the scores of one row?",
+        "What must be the same in both runs of a pair? Which of the two comes first?",
+        "Reread [A round trip proves nothing](13_weights.ipynb#A-round-trip-proves-"
+        "nothing): `held_out` trains a copy, so each run begins with the weights as "
+        "they were loaded.",
         "A skeleton:\n"
-        "def hidden_swap(state):\n"
-        "    state = dict(state)\n"
-        "    a, b = (f'bert.encoder.layer.{n}.attention.self....bias' for n in (0, 1))\n"
-        "    ...\n"
-        "    return state\n",
+        "runs = [(held_out(course, 50, seed), ...) for seed in range(3)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n"
+        "verdict = ...  # does the interval hold 0?\n",
+    ),
+)
+
+# %% ../../nbs/answers/13_weights.ipynb #0ffca49b
+def _probes_4():
+    "State dicts of random BERTs in Hugging Face's names, and orders of their heads."
+    for seed, order in enumerate(([2, 0, 3, 1], [1, 2, 0], [3, 0, 2, 1])):
+        config = BertConfig(29, 24, 2, len(order), 37, max_position_embeddings=32)
+        model = randomise_(BertForPreTraining(config).double(), seed)
+        yield {name: t.clone() for name, t in to_hf(model).items()}, order
+
+
+def _reordered(state, order):
+    new, layer = dict(state), "bert.encoder.layer.0.attention."
+    for part in ("query", "key", "value"):
+        for end in ("weight", "bias"):
+            name = f"{layer}self.{part}.{end}"
+            new[name] = state[name].unflatten(0, (len(order), -1))[order].flatten(0, 1)
+    name = layer + "output.dense.weight"
+    new[name] = state[name].unflatten(1, (len(order), -1))[:, order].flatten(1)
+    return new
+
+
+def _reordered_rows(state, order):
+    K = len(state["bert.encoder.layer.0.attention.self.key.bias"]) // len(order)
+    rows = torch.cat([torch.arange(h * K, (h + 1) * K) for h in order])
+    new = {}
+    for name, tensor in state.items():
+        if "layer.0.attention.self" in name: tensor = tensor[rows]
+        if "layer.0.attention.output.dense.weight" in name: tensor = tensor[:, rows]
+        new[name] = tensor
+    return new
+
+
+def _everywhere(state, order):
+    for n in range(2):
+        moved = {name.replace(f"layer.{n}.", "layer.0."): t for name, t in state.items()}
+        for name, tensor in _reordered(moved, order).items():
+            if "layer.0.attention" in name:
+                state = {**state, name.replace("layer.0.", f"layer.{n}."): tensor}
+    return state
+
+
+_ROWS = "state[name].unflatten(0, (len(order), -1))[order].flatten(0, 1)"
+_COLUMNS = "state[name].unflatten(1, (len(order), -1))[:, order].flatten(1)"
+
+REORDERED = Exercise(
+    "13.4", "complete", "another file, the same model",
+    reference=_reordered, variants=(_reordered_rows,), probes=_probes_4,
+    wrong=(
+        Wrong("The output map stays as it was, so it takes each head for another one: its "
+              "columns have to move with the heads.", change=(_COLUMNS, "state[name]")),
+        Wrong("You move the rows of the output map: what comes in from the heads are its "
+              "columns.", change=(_COLUMNS, _ROWS)),
+        Wrong("The biases stay behind: query, key and value have one for each row.",
+              change=('("weight", "bias")', '("weight",)')),
+        Wrong("The values stay behind: a head's probs then mix another head's values.",
+              change=('("query", "key", "value")', '("query", "key")')),
+        Wrong("You read `order` backwards: head `h` of the new file is the old head "
+              "`order[h]`, and not the other way round.",
+              answer=lambda state, order: _reordered(
+                  state, [order.index(h) for h in range(len(order))])),
+        Wrong("You cut each matrix into K pieces of H rows: a head is K rows that follow "
+              "one another, so cut it into H pieces.",
+              answer=lambda state, order: {
+                  name: t if "layer.0.attention" not in name or "Norm" in name
+                  or "output.dense.bias" in name else
+                  t.unflatten(1, (-1, len(order)))[:, :, order].flatten(1)
+                  if "output" in name else
+                  t.unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+                  for name, t in state.items()}),
+        Wrong("You reorder the heads of every layer: layer 0 alone is asked for.",
+              answer=_everywhere),
+        Wrong("Your dictionary is the old one: which tensors know about heads?",
+              answer=lambda state, order: dict(state)),
+    ),
+    hints=(
+        "Which four maps does an attention have, and which of their axes is made of heads?",
+        "Reread [Heads](04_attention.ipynb#Heads) in chapter 4: `split_heads` gives "
+        "head h the coordinates h K to (h + 1) K of a query. Which rows of a matrix make "
+        "those?",
+        "A skeleton:\n"
+        "def reordered(state, order):\n"
+        "    new, layer = dict(state), 'bert.encoder.layer.0.attention.'\n"
+        "    for part in ('query', 'key', 'value'):\n"
+        "        for end in ('weight', 'bias'):\n"
+        "            name = f'{layer}self.{part}.{end}'\n"
+        "            heads = state[name].unflatten(0, (len(order), -1))  # (H, K, ...)\n"
+        "            new[name] = ...\n"
+        "    name = layer + 'output.dense.weight'  # and here?\n"
+        "    return new\n",
     ),
 )

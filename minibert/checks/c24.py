@@ -112,7 +112,7 @@ REFUSED = Exercise(
     hints=(
         "For each change, take one row that the heads read. On which numbers does it "
         "depend, and are all of them still there?",
-        "Reread [Work that nobody reads](24_speed.ipynb#Work-that-nobody-reads), with its "
+        "Reread [Work that nobody reads](24_speed.ipynb#Work-whose-result-is-never-used), with its "
         "diagram: what must be computed at all S positions?",
         "A skeleton:\n"
         "guess = (..., ..., ..., ...)  # keys and values, a row more, two layers, late\n",

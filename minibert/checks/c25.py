@@ -131,7 +131,7 @@ DOUBLING = Exercise(
     ),
     hints=(
         "After round 0, how many gradients are in each row? And after round 1?",
-        "Reread [the ring](25_scale.ipynb#Adding-up-without-a-centre): why was it allowed to "
+        "Reread [the ring](25_scale.ipynb#Adding-up-in-a-ring): why was it allowed to "
         "play the ranks one after another there, and why isn't it here?",
         "A skeleton:\n"
         "def doubling_sum(rows):\n"

@@ -5,13 +5,12 @@
 # %% ../../nbs/reference/checks/exercises.ipynb #2c62c5ec
 from __future__ import annotations
 
-import ast
 import ctypes
 import dis
+import functools
 import html
 import inspect
 import io
-import linecache
 import random
 import re
 import sys
@@ -28,8 +27,8 @@ from typing import Any, Literal
 import numpy as np
 
 # %% auto #0
-__all__ = ['SECONDS', 'Wrong', 'Exercise', 'source_of', 'altered', 'is_stub', 'TooLong', 'Ran', 'run_limited', 'difference',
-           'short', 'outcomes', 'Verdict', 'Told', 'judge', 'prove']
+__all__ = ['SECONDS', 'ROUNDING', 'Wrong', 'Exercise', 'source_of', 'altered', 'is_stub', 'TooLong', 'Ran', 'run_limited',
+           'shown', 'difference', 'outcomes', 'same', 'Told', 'judge', 'prove']
 
 # %% ../../nbs/reference/checks/exercises.ipynb #ffe85a69
 @dataclass(frozen=True, eq=False)
@@ -39,6 +38,7 @@ class Wrong:
     sentence: str
     answer: Any = None  # a function or a value
     change: tuple[str, str] | None = None  # or: text of the reference, and what replaces it
+    also: tuple = ()  # more answers or changes that get the same sentence
 
 
 def _call(answer: Callable, *arguments): return answer(*arguments)
@@ -60,6 +60,7 @@ class Exercise:
     call: Callable = _call  # how an answer is run on the arguments of one call
     within: float = 1e-9  # relative tolerance
     free: bool = False  # every answer that has all properties is right
+    forbidden: tuple[str, ...] = ()  # names that a function must do without
 
     @property
     def is_value(self) -> bool:  # a prediction, not a function
@@ -69,72 +70,55 @@ class Exercise:
         "The right answer: the reference, or a prediction's value."
         return _known(self)[0] if self.is_value else self.reference
 
-    def mistakes(self) -> list:
-        "The wrong answers as functions or values, in their order."
-        made = []
-        for wrong in self.wrong:
-            if wrong.change: made.append(altered(self.reference, *wrong.change))
-            elif self.is_value and callable(wrong.answer): made.append(wrong.answer())
-            else: made.append(wrong.answer)
-        return made
+    def mistakes(self) -> list[list]:
+        "Of each mistake the wrong answers, as functions or values."
+        def made(form):
+            if self.is_value: return form() if callable(form) else form
+            return altered(self.reference, *form) if isinstance(form, tuple) else form
+        return [[made(form) for form in (wrong.change or wrong.answer, *wrong.also)]
+                for wrong in self.wrong]
 
-    def judge(self, answer: Any, say: Callable) -> Verdict:
+    def judge(self, answer: Any, say: Callable[..., Told]) -> Told:
         "The verdict on an answer that is no stub, made by `say`."
         return (_judge_value if self.is_value else _judge_function)(self, answer, say)
 
     def solution(self) -> tuple[str, str]:
         "What a learner is shown in the end: a sentence, and code."
-        if self.is_value: return f"The answer is {short(self.right())}.", ""
+        if self.is_value: return f"The answer is {shown(self.right())}.", ""
         name, source = self.reference.__name__, source_of(self.reference)
         return "", re.sub(rf"\b{name}\b", name.lstrip("_"), source).rstrip()
 
 # %% ../../nbs/reference/checks/exercises.ipynb #96fcfa89
-def _function_of(thing: Any) -> Callable | None:
-    "A function as it is, and of a class the first of its functions."
-    if not inspect.isclass(thing): return thing
-    return next((f for f in vars(thing).values() if inspect.isfunction(f)), None)
+def source_of(function: Callable) -> str:
+    "The source of a function, of a module or of a notebook's cell."
+    return textwrap.dedent(inspect.getsource(function))
 
 
-def source_of(thing: Callable) -> str:
-    "The source of a function or a class, of a module or of a notebook's cell."
-    if not inspect.isclass(thing): return textwrap.dedent(inspect.getsource(thing))
-    text = "".join(linecache.getlines(_function_of(thing).__code__.co_filename))
-    found = [node for node in ast.walk(ast.parse(text))
-             if isinstance(node, ast.ClassDef) and node.name == thing.__name__]
-    return textwrap.dedent(ast.get_source_segment(text, found[-1], padded=True))
-
-
-def altered(thing: Callable, old: str, new: str) -> Callable:
-    "The function or class with a piece of its source replaced; ValueError if not there once."
-    source = source_of(thing)
+def altered(function: Callable, old: str, new: str) -> Callable:
+    "The function with a piece of its source replaced; ValueError if not there once."
+    source, name = source_of(function), function.__name__
     if source.count(old) != 1:
-        raise ValueError(f"{old!r} stands {source.count(old)} times in "
-                         f"{thing.__name__}: give a text that stands there once.")
-    inner = _function_of(thing)
-    made, flags = {}, inner.__code__.co_flags & 0x1000000  # `annotations` of __future__
-    exec(compile(source.replace(old, new), f"<{thing.__name__}, altered>", "exec",
-                 flags=flags, dont_inherit=True), inner.__globals__, made)
-    return made[thing.__name__]
+        raise ValueError(f"{old!r} stands {source.count(old)} times in {name}: give a text "
+                         "that stands there once.")
+    made, flags = {}, function.__code__.co_flags & 0x1000000  # `annotations` of __future__
+    exec(compile(source.replace(old, new), f"<{name}, altered>", "exec", flags=flags,
+                 dont_inherit=True), function.__globals__, made)
+    return made[name]
 
 # %% ../../nbs/reference/checks/exercises.ipynb #cd88f5eb
-_NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE",
-            "RETURN_GENERATOR", "COPY_FREE_VARS", "CACHE", "POP_TOP"}
+_NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE", "COPY_FREE_VARS"}
 
 
 def is_stub(answer: Any) -> bool:
-    "Whether an answer is `...`, None, a tuple with `...`, or a function or class whose body does nothing."
+    "Whether an answer is `...`, None, holds `...`, or is a function that does nothing."
     if answer is ... or answer is None: return True
     if isinstance(answer, tuple): return any(part is ... for part in answer)
-    if inspect.isclass(answer):
-        return any(is_stub(f) for name, f in vars(answer).items()
-                   if inspect.isfunction(f) and name != "__init__")
-    if not inspect.isfunction(answer): return False
-    steps = list(dis.get_instructions(answer))
-    values = [step.argval for step in steps if "CONST" in step.opname]
-    return {step.opname for step in steps} <= _NOTHING and set(values) <= {None, ...}
+    return inspect.isfunction(answer) and all(
+        step.opname in _NOTHING and ("CONST" not in step.opname or step.argval in (None, ...))
+        for step in dis.get_instructions(answer))
 
 # %% ../../nbs/reference/checks/exercises.ipynb #94f235ca
-SECONDS = 0.8  # of computing that an answer may take, all its calls together
+SECONDS = 2  # of computing that a call may take
 _PRINTED = 2000  # characters that are kept of what it prints
 
 
@@ -169,71 +153,88 @@ def _world_kept() -> Iterator[None]:
 # %% ../../nbs/reference/checks/exercises.ipynb #20e9d941
 @dataclass
 class Ran:
-    "What became of a call: its value or its exception, what it printed, whether it ended."
+    "What became of a call: its value or its exception, what it printed, what it changed."
 
     value: Any = None
     error: BaseException | None = None
     printed: str = ""
     stuck: bool = False  # it runs on and cannot be stopped
+    changed: tuple = ()  # the numbers of the arguments that it changed
 
 
-def _wait(thread: threading.Thread, seconds: float) -> None:
-    "Wait until a thread ends, or has had its time: more where the machine is busy."
-    start, used = time.monotonic(), time.process_time()
-    while thread.is_alive():
-        thread.join(0.02)
-        took, computed = time.monotonic() - start, time.process_time() - used
-        starved = 0.05 * took < computed < seconds
-        if took > seconds and not starved or took > 5 * seconds: return
-
-
-def run_limited(function: Callable[[], Any], seconds: float = SECONDS) -> Ran:
-    "Call a function in a thread; when the time is up, stop it."
-    ran, paper = Ran(), _Paper()
+def run_limited(*calls: Callable[[], Any], seconds: float = SECONDS) -> list[Ran]:
+    "Make calls in a thread, one after another; stop it where one takes too long."
+    ran, paper = [], _Paper()
 
     def work():
-        try: ran.value = function()
-        except BaseException as error: ran.error = error
+        for call in calls:
+            ran.append(Ran())
+            paper.text = ""
+            try: ran[-1].value = call()
+            except BaseException as error: ran[-1].error = error
+            ran[-1].printed = paper.text
+            if isinstance(ran[-1].error, TooLong): return
 
-    thread = threading.Thread(target=work, daemon=True)
+    thread, seen = threading.Thread(target=work, daemon=True), 0
+    start, used = time.monotonic(), time.process_time()
+    last = used + 10 * seconds  # for all calls
     with _world_kept(), redirect_stdout(paper), redirect_stderr(paper):
         thread.start()
-        try: _wait(thread, seconds)
-        finally:
-            for _ in range(5):
-                if not thread.is_alive(): break
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident), ctypes.py_object(TooLong))
-                thread.join(0.03)
-    if thread.is_alive(): ran = Ran(error=TooLong(), stuck=True)
-    ran.printed = paper.text
+        while thread.is_alive():
+            thread.join(0.02)
+            now, spent = time.monotonic(), time.process_time()
+            if len(ran) > seen: seen, start, used = len(ran), now, spent
+            asleep = now - start > seconds and spent - used < 0.02 * (now - start)
+            if spent - used > seconds or spent > last or asleep: break
+        for _ in range(5):
+            if not thread.is_alive(): break
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(TooLong))
+            thread.join(0.03)
+    if thread.is_alive(): ran[-1:] = [Ran(error=TooLong(), printed=paper.text, stuck=True)]
     return ran
 
 # %% ../../nbs/reference/checks/exercises.ipynb #519036ad
 def _plain(thing: Any) -> Any:
-    "A tensor as an array, a number of NumPy as a number of Python."
+    "A tensor as an array, a number of NumPy as one of Python, a tuple as a list."
     if hasattr(thing, "detach"):
         thing = thing.detach().cpu()
-        thing = (thing if thing.dtype.itemsize > 2 else thing.float()).numpy()
-    if isinstance(thing, np.generic): thing = thing.item()
-    return thing.item() if isinstance(thing, np.ndarray) and thing.ndim == 0 else thing
+        thing = (thing.float() if str(thing.dtype) == "torch.bfloat16" else thing).numpy()
+    if isinstance(thing, np.generic) or isinstance(thing, np.ndarray) and thing.ndim == 0:
+        return thing.item()
+    return list(thing) if isinstance(thing, tuple) else thing
 
 
 def _kind(thing: Any) -> str:
-    if isinstance(thing, np.ndarray): return "tensor"
-    if isinstance(thing, (list, tuple)): return "list"
-    if isinstance(thing, (int, float)): return "number"
-    return {type(None): "None", dict: "dict", str: "text"}.get(type(thing), type(thing).__name__)
+    if isinstance(thing, (int, float)): return "a number"
+    return {type(None): "None", str: "text", list: "a list", np.ndarray: "a tensor"}.get(
+        type(thing), f"a {type(thing).__name__}")
 
 
 _DIFFER = "The numbers differ"
+ROUNDING = 1e-6  # as far apart as float32 may be
 
 
-def _named(kind: str) -> str: return kind if kind in ("None", "text") else f"a {kind}"
+def shown(thing: Any) -> str:
+    "A value in one line, cut where it is long."
+    ends, thing = "()" if isinstance(thing, tuple) else "[]", _plain(thing)
+    if isinstance(thing, list): text = ", ".join(map(shown, thing[:40])).join(ends)
+    elif isinstance(thing, dict):
+        text = ", ".join(f"{key!r}: {shown(value)}" for key, value in thing.items())
+        text = f"{{{text}}}"
+    elif isinstance(thing, np.ndarray):
+        text = np.array2string(thing, precision=4, separator=",", threshold=30, edgeitems=2)
+        text = " ".join(text.split()) + f" of shape {thing.shape}" * (thing.size > 30)
+    else: text = f"{thing:.6g}" if isinstance(thing, float) else repr(thing)
+    return text if len(text) <= 160 else text[:157] + "..."
 
 
 def _numbers(got: np.ndarray, wanted: np.ndarray, within: float) -> str:
     "Where two arrays of one shape are furthest apart; empty if nowhere."
+    if wanted.dtype.kind not in "fiub" or got.dtype.kind not in "fiub":
+        return "" if np.array_equal(got, wanted) else (
+            f"Yours is {shown(got)}, expected is {shown(wanted)}.")
+    if wanted.dtype.kind != "f" and within <= ROUNDING: within = min(within, 1e-9)  # a count
     got, wanted = got.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(invalid="ignore"): apart = np.asarray(np.abs(got - wanted))
     apart[(got == wanted) | (np.isnan(got) & np.isnan(wanted))] = 0
@@ -241,145 +242,152 @@ def _numbers(got: np.ndarray, wanted: np.ndarray, within: float) -> str:
     finite = np.abs(wanted[np.isfinite(wanted)])
     if not apart.size or apart.max() <= within * max(1.0, finite.max(initial=0)): return ""
     place = np.unravel_index(apart.argmax(), apart.shape)
-    where = f" most at {[int(i) for i in place]}" if place else ""
-    return (f"{_DIFFER}{where}: yours is {got[place]:.6g}, expected is "
-            f"{wanted[place]:.6g} ({apart[place]:.1g} apart).")
+    where = f" at {[int(i) for i in place]}" if place else ""
+    if np.isnan(got[place]):
+        return f"Yours has nan{where}: inf - inf, 0 * inf or 0 / 0 gives it."
+    pairs = ([f"{x[place]:.{digits}g}" for x in (got, wanted)] for digits in (4, 6, 9, 17))
+    mine, right = next(pair for pair in pairs if pair[0] != pair[1])
+    return f"{_DIFFER}{' most' * bool(place)}{where}: yours is {mine}, expected is {right}."
 
 # %% ../../nbs/reference/checks/exercises.ipynb #9c9c03c5
 def difference(got: Any, wanted: Any, within: float = 1e-9) -> str:
     "A sentence about the first thing in which two results differ; empty if in none."
-    kinds = [re.sub(r"^torch\.", "", str(x.dtype)) if hasattr(x, "dtype") else None
-             for x in (got, wanted)]
-    got, wanted = _plain(got), _plain(wanted)
+    (mine, got), (right, wanted) = ((x, _plain(x)) for x in (got, wanted))
+    if isinstance(wanted, list) and isinstance(got, np.ndarray): got = got.tolist()
+    if isinstance(wanted, np.ndarray) and isinstance(got, list):
+        try: got = np.array([_plain(row) for row in got])
+        except ValueError: pass  # its rows are not alike
+    if got is None and wanted is not None: return "Yours is None: is a `return` missing?"
     if (kind := _kind(wanted)) != _kind(got):
-        return f"Yours is {_named(_kind(got))}, expected is {_named(kind)}."
-    if kind == "tensor":
+        return f"Yours is {_kind(got)}, expected is {kind}."
+    if isinstance(wanted, np.ndarray):
         if got.shape != wanted.shape:
             return f"Yours has shape {got.shape}, expected is {wanted.shape}."
-        if (got.dtype.kind == "f") and kinds[0] != kinds[1] and not _numbers(got, wanted, 1e-5):
-            return (f"The values are right, but in {kinds[0]}, and {kinds[1]} is expected: "
-                    "make new tensors with the dtype of the input.")
-        return _numbers(got, wanted, within)
-    if kind == "number":
-        if isinstance(wanted, bool) != isinstance(got, bool):
-            return f"Yours is {got!r}, expected is {wanted!r}."
+        if said := _numbers(got, wanted, within): return said
+        mine_wider = "biuf".find(got.dtype.kind) > "biuf".find(wanted.dtype.kind)
+        if mine_wider and hasattr(mine, "dtype"):
+            return f"The values are right, but give {wanted.dtype}: yours are {got.dtype}."
+    elif kind == "a number":
         scale = min(1.0, abs(wanted)) or 1.0  # so that `within` is relative, also below 1
-        return _numbers(np.asarray(got), np.asarray(wanted), within * scale)
-    if kind == "list":
+        if said := _numbers(np.asarray(got), np.asarray(wanted), within * scale): return said
+    elif isinstance(wanted, list):
         if len(got) != len(wanted):
             return f"Yours has length {len(got)}, expected is {len(wanted)}."
         told = ((n, difference(g, w, within)) for n, (g, w) in enumerate(zip(got, wanted)))
         return next((f"Item {n}: {text}" for n, text in told if text), "")
-    if kind == "dict":
+    elif isinstance(wanted, dict):
         if got.keys() != wanted.keys():
-            return f"Yours has the keys {short(list(got))}, expected are {short(list(wanted))}."
+            return f"Yours has the keys {shown(list(got))}, expected are {shown(list(wanted))}."
         told = ((key, difference(got[key], wanted[key], within)) for key in wanted)
         return next((f"{key}: {text}" for key, text in told if text), "")
-    if kind == "text" and got != wanted:
-        return f"Yours is {short(got)}, expected is {short(wanted)}."
+    elif hasattr(wanted, "__dict__"): return difference(vars(got), vars(wanted), within)
+    elif got != wanted: return f"Yours is {shown(got)}, expected is {shown(wanted)}."
+    if getattr(right, "requires_grad", False) and not getattr(mine, "requires_grad", False):
+        return f"The values are right, but the gradient is lost: {_CUT}."
     return ""
 
 
-def short(thing: Any) -> str:
-    "A value in 70 characters or fewer."
-    text = repr(thing[:60] if isinstance(thing, (str, list)) else thing)
-    return text if len(text) <= 70 else text[:67] + "..."
+_CUT = ("`.item()`, `.detach()`, `float(...)`, `torch.tensor(...)` and NumPy cut a result off "
+        "from what it was computed from")
 
 # %% ../../nbs/reference/checks/exercises.ipynb #ecfa0291
-class _Raised:
-    "Stands for the result of a call that raised."
-
-    def __init__(self, error: BaseException): self.kind = type(error)
-
-
-def outcomes(exercise: Exercise, answer: Callable) -> list[tuple]:  # result, arguments after
-    "What an answer does on each probe."
-    return [(exercise.call(answer, *arguments), arguments)
-            for arguments in exercise.probes()]
-
-
-def _outcomes_or_error(exercise, answer):
-    try: return outcomes(exercise, answer)
-    except Exception as error: return _Raised(error)
+def _state(thing: Any) -> Any:
+    "A copy of what can be changed in an argument: numbers, and a module's tensors and flags."
+    if hasattr(thing, "named_parameters"):
+        flags = {name: p.requires_grad for name, p in thing.named_parameters()}
+        return _state([dict(thing.state_dict()), flags, thing.training])
+    if isinstance(thing, dict): return {key: _state(value) for key, value in thing.items()}
+    if isinstance(thing, (list, tuple)): return [_state(value) for value in thing]
+    if isinstance(thing, (bool, int, float, str)): return thing
+    return plain.copy() if isinstance(plain := _plain(thing), np.ndarray) else None
 
 
-def _of(arguments: tuple) -> str:
-    "The arguments of a call in brackets, where they are short."
-    if any(hasattr(a, "shape") for a in arguments) or len(repr(arguments)) > 60: return ""
-    return f" ({', '.join(map(repr, arguments))})"
+def _names(exercise: Exercise) -> list[str]:
+    "The names of a call's arguments, as far as they are known."
+    own = exercise.call is _call
+    return [*inspect.signature(exercise.reference if own else exercise.call).parameters][not own:]
 
 
-def _apart(got, wanted, within, after: bool) -> str:
-    "The first difference between two lists of outcomes; `after`: of arguments too."
-    if isinstance(wanted, _Raised) or isinstance(got, _Raised):
-        same = getattr(got, "kind", 0) is getattr(wanted, "kind", 1)
-        return "" if same else "One raises and the other does not."
-    for n, ((a, left), (b, kept)) in enumerate(zip(got, wanted)):
-        said = difference(a, b, within) or after and _changed(left, kept)
-        if said and len(wanted) > 1: return f"Call {n + 1} of {len(wanted)}{_of(kept)}: {said}"
-        if said: return said
-    return ""
+def outcomes(exercise: Exercise, answer: Callable) -> list[Ran]:
+    "What an answer does on each probe, up to one that takes too long."
+    probes = list(exercise.probes())
+    before = [_state(given) for given in probes]
+    ran = run_limited(*(functools.partial(exercise.call, answer, *given) for given in probes))
+    for one, given, old in zip(ran, probes, before):
+        one.changed = tuple(n for n, argument in enumerate(given)
+                            if difference(_state(argument), old[n], 0))
+    return ran
 
 
-def _changed(now: tuple, before: tuple) -> str:
-    "A sentence if tensors or lists among the arguments are not what they were."
-    for n, (a, b) in enumerate(zip(now, before)):
-        if _kind(_plain(b)) in ("tensor", "list", "dict") and difference(a, b, 0):
-            return (f"Your function changes its argument number {n + 1} in place: work on "
-                    "a copy.")
-    return ""
+def same(ran: list[Ran], *others: list[Ran], within: float = 1e-9) -> bool:
+    "Whether each call ends as that of one of the others does."
+    def alike(a, b):
+        if a.error or b.error: return type(a.error) is type(b.error)
+        return not (difference(a.value, b.value, within) or difference(b.value, a.value, within))
+    return all(any(alike(mine, theirs) for theirs in calls)
+               for mine, *calls in zip(ran, *others, strict=True))
 
 # %% ../../nbs/reference/checks/exercises.ipynb #09cd23b8
 @cache
 def _known(exercise: Exercise) -> tuple:
-    "The reference's outcomes and those of each wrong answer; or their values."
+    "The reference's outcomes and those of each mistake; or their values."
     with _world_kept():
         if exercise.is_value:
             truth = exercise.reference
             return (truth() if callable(truth) else truth), exercise.mistakes()
-        if exercise.probes is None: return None, []
-        right = outcomes(exercise, exercise.reference)
-        return right, [_outcomes_or_error(exercise, wrong) for wrong in exercise.mistakes()]
+        if exercise.probes is None: return [], []
+        return outcomes(exercise, exercise.reference), [
+            [outcomes(exercise, form) for form in forms] for forms in exercise.mistakes()]
+
+
+def _named(exercise: Exercise, ran: list[Ran]) -> int | None:
+    "Which known mistake the outcomes are, to the last digit or in float32."
+    right, mistakes = _known(exercise)
+    changed = [call.changed for call in ran]
+    for within in (1e-9, ROUNDING):
+        for n, forms in enumerate(mistakes):
+            # one that gives the right results is known by the arguments that it changes
+            forms = [form for form in forms if len(form) == len(ran) and (
+                exercise.free or not same(form, right, within=within)
+                or any(changed) and [call.changed for call in form] == changed)]
+            if forms and same(ran, *forms, within=within): return n
+    return None
 
 # %% ../../nbs/reference/checks/exercises.ipynb #1c261490
 _MARKS = {"right": ("\u2713", "#2e8b57"), "wrong": ("\u2717", "#c0504d"),
           "error": ("!", "#b8860b"), "not attempted": ("\u00b7", "#808080"),
-          "hint": ("?", "#4682b4"), "solution": ("=", "#4682b4")}
+          "hint": ("?", "#4682b4"), "solution": ("=", "#4682b4"), "progress": ("%", "#4682b4")}
 
 
 @dataclass(frozen=True, repr=False)
-class Verdict:
-    "What a check says of an answer; true only when it is right."
+class Told:
+    "What is said to a learner: a verdict, a hint or a solution."
 
-    id: str
-    topic: str
-    outcome: Literal["right", "wrong", "error", "not attempted"]
-    sentence: str
-    mistake: int | None = None  # which of the known wrong answers it equals
+    outcome: Literal["right", "wrong", "error", "not attempted", "hint", "solution", "progress"]
+    title: str
+    sentence: str = ""
+    code: str = ""
+    mistake: int | None = None  # which of the known mistakes an answer is
     advice: str = ""
 
     def __bool__(self) -> bool: return self.outcome == "right"
 
-    def _lines(self) -> list[str]:
-        "Title, sentence and advice, of which the sentence may be long."
-        body = textwrap.wrap(self.sentence, 96, max_lines=4, placeholder=" ...")
-        return [f"{self.id} {self.topic}: {self.outcome}", *body, *filter(None, [self.advice])]
-
     def __repr__(self) -> str:
-        return "\n".join([f"{_MARKS[self.outcome][0]} {self._lines()[0]}",
-                          *(f"  {line}" for line in self._lines()[1:])])
+        body = [part for line in self.sentence.splitlines()
+                for part in textwrap.wrap(line, 94, max_lines=4, placeholder=" ...")]
+        lines = [*body, *self.code.splitlines(), *filter(None, [self.advice])]
+        return "\n  ".join([f"{_MARKS[self.outcome][0]} {self.title}", *lines])
 
     def _repr_html_(self) -> str:
-        return _card(self.outcome, self._lines()[0], [self.sentence, self.advice])
+        mark, colour = _MARKS[self.outcome]
+        lines = [f"<div>{_marked(line)}</div>" for line in self.sentence.splitlines()]
+        if self.code: lines += [_PRE.format(html.escape(self.code))]
+        body = "".join(lines) + f"<div>{_marked(self.advice)}</div>"
+        return (f"<div role='note' style='border-left:4px solid {colour};padding:.1em .8em'>"
+                f"<b>{mark} {html.escape(self.title)}</b>{body}</div>")
 
 
-def _card(kind: str, title: str, lines: Iterable[str], code: str = "") -> str:
-    "A note with a coloured edge; text and ground are the page's."
-    mark, colour = _MARKS[kind]
-    body = "".join(f"<div>{_marked(line)}</div>" for line in lines if line)
-    if code: body += f"<pre style='margin:.4em 0 0'>{html.escape(code)}</pre>"
-    return (f"<div role='note' style='border-left:4px solid {colour};padding:.1em .8em'>"
-            f"<b>{mark} {html.escape(title)}</b>{body}</div>")
+_PRE = "<pre style='margin:.4em 0 0;white-space:pre-wrap'>{}</pre>"
 
 
 def _marked(line: str) -> str:
@@ -387,119 +395,165 @@ def _marked(line: str) -> str:
     line = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(line, quote=False))
     return re.sub(r"\[([^]]+)\]\(([^)\s]+)\)", r'<a href="\2">\1</a>', line)
 
-# %% ../../nbs/reference/checks/exercises.ipynb #7d3fe017
-@dataclass(frozen=True, repr=False)
-class Told:
-    "A hint, a solution or a table, for the screen."
-
-    kind: str
-    title: str
-    text: str
-    code: str = ""
-
-    def __repr__(self) -> str:
-        return "\n".join(filter(None, [f"{_MARKS[self.kind][0]} {self.title}",
-                                       self.text, self.code]))
-
-    def _repr_html_(self) -> str:
-        return _card(self.kind, self.title, self.text.splitlines(), self.code)
-
 # %% ../../nbs/reference/checks/exercises.ipynb #eb1dc405
-def _said_of_error(answer: Any, ran: Ran) -> str:
-    "A sentence about what an answer raised, with its line."
-    if isinstance(ran.error, TooLong):
-        return ("Your answer was still running after a second: is there a loop that never "
-                "ends?" + " It could not be stopped: restart the kernel." * ran.stuck)
-    code = getattr(_function_of(answer), "__code__", None)
-    steps = [step for step in traceback.extract_tb(ran.error.__traceback__)
-             if code and step.filename == code.co_filename]
-    where = f" in the line `{steps[-1].line.strip()}`" if steps and steps[-1].line else ""
-    return f"Your answer raised {type(ran.error).__name__}{where}: {ran.error}"
+def _said_of_error(answer: Any, ran: Ran, returned: list) -> str:
+    "A sentence about what an answer raised, with its line, or what couldn't be used."
+    error = ran.error
+    if isinstance(error, TooLong):
+        return (f"Your answer was still computing after {SECONDS} seconds: is there a loop that "
+                "never ends?" + " It could not be stopped: restart the kernel." * ran.stuck)
+    if "does not require grad" in str(error): return f"The gradient is lost: {_CUT}."
+    said, lines = f"{type(error).__name__}: {error}", _own_lines(answer, error)
+    if lines: return f"Your answer raised {said.replace(':', f' in the line `{lines[-1]}`:', 1)}"
+    if returned: return f"The check can't use what you return, {shown(returned[0])}: {said}"
+    return f"Your answer can't be called as the task says. {said}"
 
 
-def _judge_value(exercise: Exercise, answer: Any, say: Callable) -> Verdict:
-    truth, wrong = _known(exercise)
-    if callable(answer): return say("error", "Give the value itself, not a function.")
-    tidy = (lambda x: x.strip().lower()) if isinstance(answer, str) else (lambda x: x)
-    same = lambda other: not difference(
-        tidy(answer), tidy(other) if isinstance(other, type(answer)) else other, exercise.within)
-    if any(map(same, (truth, *exercise.variants))): return say("right", "")
-    for n, other in enumerate(wrong):
-        if same(other): return say("wrong", exercise.wrong[n].sentence, n)
-    got, wanted = _plain(answer), _plain(truth)
-    if _kind(got) != _kind(wanted) or isinstance(got, bool) != isinstance(wanted, bool):
-        kind = "True or False" if isinstance(wanted, bool) else _named(_kind(wanted))
-        if kind == "a list": kind += f" or a tuple of {len(wanted)}"
-        return say("wrong", f"{short(answer)} is not what is asked for: give {kind}.")
-    if _kind(got) == "list" and len(got) != len(wanted):
-        return say("wrong", f"{short(answer)} has {len(got)} items: {len(wanted)} are "
-                            "asked for.")
-    if _kind(got) == "number" and not isinstance(got, bool):
-        told = f"{got:,}" if isinstance(got, int) else f"{got:.6g}"
-        return say("wrong", f"{told} is too {'large' if got > wanted else 'small'}."
-                   if got == got else "nan is no number.")
-    return say("wrong", f"{short(answer)} is not it.")
+def _own_lines(answer: Any, error: BaseException) -> list[str]:
+    "The learner's lines among those that led to an error."
+    file = answer.__code__.co_filename if inspect.isfunction(answer) else None
+    return [step.line.strip() for step in traceback.extract_tb(error.__traceback__)
+            if step.filename == file and step.line]
+
+
+def _used(code: Any) -> set[str]:
+    "The names in the code of a function and of those inside it."
+    inner = (part for part in code.co_consts if inspect.iscode(part))
+    return {*code.co_names}.union(*map(_used, inner))
+
+
+def _fault(exercise: Exercise, mine: Ran, good: Ran) -> str:
+    "What is wrong with a call that raised nothing; empty if nothing is."
+    if said := difference(mine.value, good.value, max(exercise.within, ROUNDING)): return said
+    names = dict(enumerate(_names(exercise)))
+    changed = [names.get(n, n + 1) for n in mine.changed if n not in good.changed]
+    return f"Your function changes its argument {changed[0]}: work on a copy." if changed else ""
+
+
+def _details(exercise: Exercise, ran: list[Ran], bad: int | None) -> str:
+    "A call's arguments and both results, and what was printed."
+    lines = []
+    if bad is not None:
+        given, names = [*exercise.probes()][bad], _names(exercise)
+        names = [f"{name} = " for name in names] if len(names) == len(given) else [""] * 99
+        lines += [("given", ", ".join(name + shown(a) for name, a in zip(names, given)))]
+        results = [shown(call.value) for call in (ran[bad], _known(exercise)[0][bad])]
+        if results[0] != results[1] and not ran[bad].error: lines += zip(("yours", "right"), results)
+    printed = next((call.printed for call in (*ran[bad or 0:], *ran) if call.printed), "")
+    lines += [("printed", line) for line in printed.splitlines()[:3]]
+    return "\n".join(f"{name + ':':<9}{text[:300]}" for name, text in lines if text)
 
 # %% ../../nbs/reference/checks/exercises.ipynb #75c665e0
-def judge(exercise: Exercise, answer: Any) -> Verdict:
+def judge(exercise: Exercise, answer: Any) -> Told:
     "The verdict on an answer; nothing is kept of it."
-    def say(outcome, sentence, mistake=None):
-        return Verdict(exercise.id, exercise.topic, outcome, sentence, mistake)
+    def say(outcome, sentence, mistake=None, code=""):
+        return Told(outcome, f"{exercise.id} {exercise.topic}: {outcome}", sentence, code, mistake)
 
     if is_stub(answer): return say("not attempted", "Write your answer in the cell above.")
     return exercise.judge(answer, say)
 
 
-def _judge_function(exercise: Exercise, answer: Any, say: Callable) -> Verdict:
+def _judge_function(exercise: Exercise, answer: Any, say: Callable) -> Told:
     if not callable(answer):
-        return say("error", f"Your answer is {short(answer)}, not a function: give its name "
+        return say("error", f"Your answer is {shown(answer)}, not a function: give its name "
                             "alone, without calling it.")
-    right, wrong = _known(exercise)
-    named, apart = None, ""  # which mistake it equals; how it differs from the reference
-    if exercise.probes is not None:
-        ran = run_limited(lambda: outcomes(exercise, answer))
-        got = _Raised(ran.error) if ran.error else ran.value
-        named = next((n for n, other in enumerate(wrong)
-                      if not _apart(got, other, 1e-9, False)), None)
-        if ran.error and named is None: return say("error", _said_of_error(answer, ran))
-        if not ran.error and not exercise.free:
-            apart = _apart(got, right, exercise.within, True)
-            if not apart: return say("right", "")
-        if named is not None and (ran.error or apart):
-            return say("wrong", exercise.wrong[named].sentence, named)
-        if apart and all(result is None for result, _ in got):
-            return say("wrong", "Your function returns None: is a `return` missing?")
-        if apart and _DIFFER not in apart: return say("wrong", apart)
-    broken = ""
-    for sentence, holds in exercise.properties:
-        ran = run_limited(lambda test=holds: bool(test(answer)))
-        if ran.error and not apart: return say("error", _said_of_error(answer, ran))
-        if ran.error or not ran.value:
-            broken = sentence
+    used = _used(answer.__code__) if inspect.isfunction(answer) else ()
+    for name in exercise.forbidden:
+        if name in used: return say("wrong", f"Write it without `{name}`.")
+    right, returned = _known(exercise)[0], []  # the second: what the answer returned last
+
+    @functools.wraps(answer)
+    def tried(*given, **named):
+        returned[:] = [answer(*given, **named)]
+        return returned[0]
+
+    ran = outcomes(exercise, tried) if exercise.probes else []
+    failed, fault, bad = None, "", None  # a call that raised, what is wrong, in which call
+    for n, (mine, good) in enumerate(zip(ran, right)):
+        if mine.error: failed = mine
+        elif not exercise.free: fault = _fault(exercise, mine, good)
+        if failed or fault:
+            bad = n
             break
-    if not broken and not apart: return say("right", "")
-    if named is not None: return say("wrong", exercise.wrong[named].sentence, named)
-    return say("wrong", broken or apart)
+    rounded = bad is None and not exercise.free and any(
+        difference(mine.value, good.value, exercise.within) for mine, good in zip(ran, right))
+    for sentence, holds in exercise.properties:
+        if failed: break
+        test, = run_limited(lambda holds=holds: bool(holds(tried)))
+        if test.error:
+            # a property that can't use an answer whose calls are all right is skipped
+            own = isinstance(test.error, TooLong) or _own_lines(answer, test.error)
+            if not fault and (own or exercise.free or not ran): failed = test
+        elif not test.value:
+            if not fault or _DIFFER in fault: fault = f"{sentence}\n{fault}".strip()
+            break
+    code = _details(exercise, ran, bad)
+    if not failed and not fault:
+        return say("right", "Right up to the rounding of float32." * rounded, code=code)
+    if (n := _named(exercise, ran)) is not None:
+        return say("wrong", exercise.wrong[n].sentence, n, _details(exercise, ran, None))
+    if failed: return say("error", _said_of_error(answer, failed, returned), code=code)
+    if rounded:
+        fault = ("Your numbers are right up to the rounding of float32, and float64 is asked "
+                 f"for: give new tensors the dtype of the input.\n{fault}")
+    return say("wrong", fault, code=code)
+
+
+def _judge_value(exercise: Exercise, answer: Any, say: Callable) -> Told:
+    truth, wrong = _known(exercise)
+    if callable(answer): return say("error", "Give the value itself, not a function.")
+    if isinstance(answer, str): answer = answer.strip().lower()
+    def is_(other, compare):
+        return compare(answer, other.lower() if isinstance(other, str) else other)
+    exact = lambda a, b: not difference(a, b, exercise.within)
+    for compare in (exact, _rounded):
+        if any(is_(other, compare) for other in (truth, *exercise.variants)):
+            return say("right", "")
+        for n, forms in enumerate(wrong):
+            if any(is_(form, compare) for form in forms):
+                return say("wrong", exercise.wrong[n].sentence, n)
+    got, wanted = _plain(answer), _plain(truth)
+    kind = "True or False" if isinstance(wanted, bool) else _kind(wanted)
+    if kind == "a list": kind += f" or a tuple of {len(wanted)}"
+    if _kind(got) != _kind(wanted) or isinstance(got, bool) != isinstance(wanted, bool):
+        return say("wrong", f"{shown(answer)} is not what is asked for: give {kind}.")
+    if isinstance(wanted, list) and len(got) != len(wanted):
+        return say("wrong", f"{shown(answer)} has {len(got)} items: give {kind}.")
+    if kind != "a number": return say("wrong", f"{shown(answer)} is not it.")
+    if got != got: return say("wrong", "nan is no number.")
+    return say("wrong", f"{got:,.10g} is too {'large' if got > wanted else 'small'}.")
+
+
+def _rounded(got: Any, wanted: Any) -> bool:
+    "Whether floats are others, rounded to as many digits as they have, two or more."
+    got, wanted = (x.tolist() if isinstance(x, np.ndarray) else x
+                   for x in (_plain(got), _plain(wanted)))
+    if isinstance(got, list) and isinstance(wanted, list):
+        return len(got) == len(wanted) and all(map(_rounded, got, wanted))
+    if not isinstance(wanted, float) or not isinstance(got, (int, float)): return got == wanted
+    digits = len(f"{abs(got):.15g}".split("e")[0].replace(".", "").strip("0"))
+    return float(f"{wanted:.{max(2, digits)}g}") == got
 
 # %% ../../nbs/reference/checks/exercises.ipynb #de4c90db
 def prove(exercise: Exercise, stub: Any, unlisted: Any) -> Told:
     "Assert that an exercise knows right from wrong; AssertionError says where not."
     enough = 1 if exercise.kind == "experiment" else 3
     assert len(exercise.wrong) >= enough and len(exercise.hints) == 3, "too few mistakes or hints"
-    assert len({wrong.sentence for wrong in exercise.wrong}) == len(exercise.wrong)
+    sentences = [wrong.sentence for wrong in exercise.wrong]
+    assert len(set(sentences)) == len(sentences)
     for answer in (exercise.right(), *exercise.variants):
         verdict = judge(exercise, answer)
         assert verdict, f"A right answer is refused: {verdict}"
     assert judge(exercise, stub).outcome == "not attempted", "The stub counts as an answer."
-    for n, answer in enumerate(exercise.mistakes()):
-        verdict = judge(exercise, answer)
-        assert verdict.outcome == "wrong" and verdict.sentence == exercise.wrong[n].sentence, \
-            f"Wrong answer {n} ({exercise.wrong[n].sentence}) gets: {verdict}"
+    for n, forms in enumerate(exercise.mistakes()):
+        for answer in forms:
+            verdict = judge(exercise, answer)
+            assert verdict.mistake == n, f"Wrong answer {n} ({sentences[n]}) gets: {verdict}"
     verdict = judge(exercise, unlisted)
     assert verdict.outcome in ("wrong", "error") and verdict.mistake is None, \
         f"The unlisted mistake gets: {verdict}"
     lines = [f"right: {1 + len(exercise.variants)}", *(
-        f"wrong {n}: {wrong.sentence}" for n, wrong in enumerate(exercise.wrong)),
+        f"wrong {n}: {sentence}" for n, sentence in enumerate(sentences)),
         f"unlisted: {verdict.sentence}"]
     return Told("solution", f"{exercise.id} {exercise.topic} ({exercise.kind})",
-                "\n".join(lines))
+                "", "\n".join(lines))

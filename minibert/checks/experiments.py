@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .exercises import Exercise, Verdict, source_of
+from .exercises import Exercise, Told, source_of
 
 # %% auto #0
 __all__ = ['VERDICTS', 'mean_interval', 'Experiment']
@@ -69,9 +69,9 @@ class Experiment(Exercise):
 
     def right(self) -> tuple: return self.answer(self.runs)
 
-    def mistakes(self) -> list:  # of a known mistake, its runs or its whole answer
-        return [wrong.answer if len(wrong.answer) == 3 and wrong.answer[2] in VERDICTS
-                else self.answer(wrong.answer) for wrong in self.wrong]
+    def mistakes(self) -> list[list]:  # a mistake is given by its runs
+        return [[self.answer(runs) for runs in (wrong.answer, *wrong.also)]
+                for wrong in self.wrong]
 
     def solution(self) -> tuple[str, str]:
         "What the course measured, and how."
@@ -85,7 +85,7 @@ class Experiment(Exercise):
         return bool((apart <= 4 * others.std(0, ddof=1)
                      + self.within * np.abs(others.mean(0))).all())
 
-    def judge(self, answer: Any, say: Callable[..., Verdict]) -> Verdict:
+    def judge(self, answer: Any, say: Callable[..., Told]) -> Told:
         "The verdict on runs, interval and verdict, in this order."
         if not isinstance(answer, (tuple, list)) or len(answer) != 3:
             return say("error", "Give three things: (runs, interval, verdict).")
@@ -103,15 +103,15 @@ class Experiment(Exercise):
             return say("wrong", "Your pairs are all the same: does the seed reach the "
                                 "training?")
         if not self.near(pairs, course):
-            for n, known in enumerate(self.mistakes()):
-                if self.near(pairs, _pairs(known[0])):
+            for n, forms in enumerate(self.mistakes()):
+                if any(self.near(pairs, _pairs(form[0])) for form in forms):
                     return say("wrong", self.wrong[n].sentence, n)
             means = ["{:.3g} and {:.3g}".format(*p.mean(0)) for p in (pairs, course)]
             return say("wrong", f"Your runs give {means[0]} on average, the course's "
                        f"{means[1]}: is everything but the change as the task says?")
         return self._judge_conclusion(pairs, interval, verdict, say)
 
-    def _judge_conclusion(self, pairs, interval, verdict, say) -> Verdict:
+    def _judge_conclusion(self, pairs, interval, verdict, say) -> Told:
         try: low, high = map(float, interval)
         except (TypeError, ValueError):
             return say("error", "`interval` is a pair of numbers: (low, high).")

@@ -10,13 +10,14 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core.errors import UserError
 from .corpus import Corpus
 
 # %% auto #0
 __all__ = ['Pairs', 'cut_lengths', 'Places', 'find_runs', 'Wanted', 'draw_elsewhere', 'draw_pairs', 'check_documents',
-           'check_sampler']
+           'check_sampler', 'read_batch']
 
 # %% ../../nbs/reference/data/pairs.ipynb #b000efbe
 @dataclass(frozen=True)
@@ -183,3 +184,23 @@ def check_sampler(corpus: Corpus, tokenizer, length: int, short: float) -> None:
                         "or other rules: give the one that it was made with.")
     sentences = np.diff(corpus.document_starts)
     if (usable := (sentences > 1).sum()) < 2: raise _too_few(usable, len(sentences))
+
+# %% ../../nbs/reference/data/pairs.ipynb #6e4e7136
+def read_batch(
+    batch: dict[str, Tensor],  # with `positions`
+    tokenizer,  # a WordPieceTokenizer
+) -> list[str]:  # one line a pair
+    "Write a batch out: `next` or `random`, A | B, what is asked for as `seen(true)`."
+    ids, names = batch["input_ids"], tokenizer.pieces
+    labels = batch.get("labels", torch.full_like(ids, -100))
+    columns = (ids, labels, batch["token_type_ids"], batch["positions"])
+    lines = []
+    verdicts = batch.get("next_sentence_label", torch.full_like(ids[:, 0], 2))
+    for verdict, *row in zip(verdicts, *columns):
+        sides = [], []
+        for x, y, side, position in zip(*(values.tolist() for values in row)):
+            word = names[x] if y == -100 else f"{names[x]}({names[y]})"
+            if position >= 0: sides[side].append(word)
+        text = " | ".join(" ".join(side) for side in sides)
+        lines.append(f"{('next', 'random', '')[verdict]:6} {text}")
+    return lines

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .baselines import count_pieces
+from .baselines import Known, count_pieces, masked_baselines
 from ..core.precision import check_finite, evaluating
 
 # %% auto #0
-__all__ = ['Predictions', 'predict', 'word_perplexity', 'word_pieces', 'pretraining_figures']
+__all__ = ['Predictions', 'predict', 'word_perplexity', 'word_pieces', 'pretraining_figures', 'PretrainingExamples']
 
 # %% ../../nbs/reference/measure/predictions.ipynb #f6407617
 @dataclass(frozen=True)
@@ -147,3 +148,29 @@ def pretraining_figures(
     predictions = predict(model, sampler, batches, batch_size)
     words = _word_figures(predictions["mlm"], sampler) if "mlm" in predictions else {}
     return words | (_pair_figures(predictions["nsp"]) if "nsp" in predictions else {})
+
+# %% ../../nbs/reference/measure/predictions.ipynb #5e09d001
+class PretrainingExamples:
+    "What a run asks of a sampler of masked words and pairs, besides its batches."
+
+    known = Known()  # nothing yet: no baselines
+
+    @property
+    def info(self) -> dict:
+        "What a run that goes on must find again: the corpus, and what is asked of it."
+        return self.corpus.info | dict(objectives=",".join(self.objectives))
+
+    def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
+        "A model's figures on the first batches; for chapter 11's `evaluate`."
+        return pretraining_figures(model, self, batches, batch_size)
+
+    def baselines(self, batches: int = 50, batch_size: int = 32) -> dict[str, float]:
+        "What guessing gets on the same batches, as far as the text is known."
+        return masked_baselines(self, batches, batch_size)
+
+    def with_baselines(self, **known):
+        "The same sampler, told what it may know: the fields of `Known`."
+        sampler = copy(self)
+        sampler.known = Known(**known)
+        sampler.known.check(self.tokenizer.vocab_size)
+        return sampler

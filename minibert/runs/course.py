@@ -14,6 +14,7 @@ from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from ..data.stories import stories
 from ..heads import BertForPreTraining
+from ..hub.config_files import read_config
 from ..measure.baselines import count_bigrams, count_pieces
 from ..pairs import PairSampler
 from .bert import BertPlan
@@ -49,7 +50,7 @@ def course_run(
     folder = Path(folder)
     path = folder / "course.json"
     plan = of_another_version(BertPlan(), read_course(folder)["options"], path)
-    config = BertConfig.from_json_file(folder / "config.json")
+    config = BertConfig.from_dict(read_config(folder / "config.json"))
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     def text(split):
         return Corpus.build(load_documents(plan.data.dataset, split=split), tokenizer)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 # %% auto #0
-__all__ = ['Diagram', 'show_diagram']
+__all__ = ['Diagram', 'show_diagram', 'bert_map']
 
 # %% ../../nbs/reference/show/diagrams.ipynb #9e08234b
 @dataclass(frozen=True)
@@ -120,3 +120,78 @@ def show_diagram(
            f"<title>{escape(alt)}</title>{_TIP}<rect x='{left:g}' y='{top:g}' "
            f"width='{wide:g}' height='{high:g}' rx='8' fill='white'/>{drawn}</svg>")
     return Diagram(svg, alt, round(wide))
+
+# %% ../../nbs/reference/show/diagrams.ipynb #29b33c3e
+_MAP = {  # chapter: (left, top, width, height, name, what it does); frames come first
+    "06": (186, 66, 336, 194, "Model", ""),
+    "05": (334, 88, 176, 162, "Layer, L times", ""),
+    "07": (566, 88, 132, 162, "Heads", ""),
+    "01": (186, 12, 336, 32, "Config: all sizes, V S D H I L", ""),
+    "02": (14, 66, 136, 46, "Tokenizer", "text to ids"),
+    "09": (14, 131, 136, 46, "Pairs", "does B follow A?"),
+    "08": (14, 196, 136, 46, "Masking", "hide some words"),
+    "03": (196, 196, 106, 46, "Embeddings", "ids to vectors"),
+    "04": (344, 196, 156, 46, "Attention", "words read each other"),
+    "ffn": (344, 117, 156, 46, "Feed-forward", "each word by itself"),
+    "mlm": (576, 117, 112, 46, "MLM head", "which word?"),
+    "nsp": (576, 196, 112, 46, "NSP head", "does B follow?"),
+    "10": (186, 296, 336, 46, "Training", "change the weights so that the loss falls"),
+    "11": (742, 146, 112, 46, "Evaluation", "is it any good?"),
+}
+_WAYS = ("82,42 82,66", "82,112 82,131", "82,177 82,196", "150,219 196,219",
+         "302,219 344,219", "422,196 422,163", "500,140 566,140", "354,44 354,66",
+         "632,250 632,308", "610,319 522,319", "354,296 354,260", "698,169 742,169")
+_MAP_ALT = (
+    "The map of BERT. A text goes through 2 Tokenizer, 9 Pairs and 8 Masking into 6 "
+    "Model, which is 3 Embeddings and then L times 5 Layer: 4 Attention and a "
+    "feed-forward network. From the model's vectors 7 Heads, one for MLM and one for "
+    "NSP, make answers, which 11 Evaluation judges, and a loss, with which 10 Training "
+    "changes the model's weights. 1 Config sets all sizes. You are here: {} {}.")
+
+# %% ../../nbs/reference/show/diagrams.ipynb #9998eaa0
+def _text(x: float, y: float, text: str, size: int = 14) -> str:
+    return f"<text x='{x}' y='{y}' font-size='{size}' {_TEXT}>{escape(text)}</text>"
+
+
+def _pin(x: float, y: float) -> str:
+    "A pin that points at (x, y)."
+    drop = f"M{x},{y} c-3,-7 -9,-10 -9,-17 a9,9 0 1 1 18,0 c0,7 -6,10 -9,17 z"
+    return (f"<path d='{drop}' fill='#c2410c'/>"
+            f"<circle cx='{x}' cy='{y - 17}' r='3.5' fill='white'/>")
+
+
+def _part(chapter: str, here: bool) -> str:
+    "The SVG of one part of the map."
+    x, y, wide, high, name, note = _MAP[chapter]
+    frame = chapter in ("05", "06", "07")
+    fill, edge, line = "#f6f8fa" if frame else "#dbe9f6", "#31688e", 1
+    if here: fill, edge, line = "#fde0b0", "#c2410c", 2.5
+    drawn = (f"<rect x='{x}' y='{y}' width='{wide}' height='{high}' rx='6' "
+             f"fill='{fill}' stroke='{edge}' stroke-width='{line}'/>")
+    middle = x + (wide / 2 if chapter != "06" else 66)
+    drawn += _text(middle, y + (17 if frame else 20 if note else 21), name)
+    if note: drawn += _text(x + wide / 2, y + 37, note, 12)
+    if not chapter.isdigit(): return drawn
+    white = _TEXT.replace("#1a1a1a", "white")
+    return drawn + (f"<circle cx='{x}' cy='{y}' r='10' fill='{edge}'/>"
+                    f"<text x='{x}' y='{y + 4.5}' font-size='12' {white} "
+                    f"font-weight='bold'>{int(chapter)}</text>")
+
+
+def bert_map(
+    here: str,  # "01" to "11"
+) -> Diagram:
+    "The course's map of BERT, with the part that chapter `here` builds coloured."
+    if here not in _MAP or not here.isdigit():
+        raise ValueError(f"The map has the chapters 01 to 11, and not {here!r}.")
+    x, y, wide, _, name, _ = _MAP[here]
+    alt = _MAP_ALT.format(int(here), name.partition(":")[0].partition(",")[0])
+    drawn = "".join(_part(chapter, chapter == here) for chapter in _MAP)
+    ways = ([tuple(map(int, end.split(","))) for end in way.split()] for way in _WAYS)
+    drawn += "".join(map(_arrow, ways))
+    drawn += _text(82, 36, "anna lost her red ball .", 12) + _text(632, 324, "loss")
+    drawn += _pin(28, 326) + _text(88, 318, "you are here") + _pin(x + wide - 14, y + 6)
+    svg = ("<svg xmlns='http://www.w3.org/2000/svg' width='868' height='370' "
+           f"viewBox='0 -16 868 370' role='img'><title>{escape(alt)}</title>{_TIP}"
+           f"<rect y='-16' width='868' height='370' rx='8' fill='white'/>{drawn}</svg>")
+    return Diagram(svg, alt, 868)
