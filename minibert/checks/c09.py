@@ -178,6 +178,12 @@ def _overwritten(pairs, swapped):
     return Pairs(a_start, a_length, b_start, b_length, swapped)
 
 
+def _b_twice(pairs, swapped):
+    a_start = np.where(swapped, pairs.b_start, pairs.a_start)
+    a_length = np.where(swapped, pairs.b_length, pairs.a_length)
+    return Pairs(a_start, a_length, pairs.b_start, pairs.b_length, swapped)
+
+
 def _starts_alone(pairs, swapped):
     a_start = np.where(swapped, pairs.b_start, pairs.a_start)
     b_start = np.where(swapped, pairs.a_start, pairs.b_start)
@@ -190,7 +196,7 @@ SWAP = Exercise(
     wrong=(
         Wrong("In the pairs that trade places, A and B are both the old B now. Either A was "
               "overwritten before B was made from it, or B never got A's place: keep the old "
-              "A until both are done.", answer=_overwritten),
+              "A until both are done.", answer=_overwritten, also=(_b_twice,)),
         Wrong("You swapped the starts and left the lengths where they were, so runs end in "
               "the wrong place: the lengths trade places, too.", answer=_starts_alone),
         Wrong("Your label is the wrong way round: `is_random` is True where A and B have "
@@ -236,7 +242,9 @@ LEAKY = Experiment(
         Wrong("The model of the leaky pairs has taken the leaky exam, in which length tells: "
               "`grade` both models on `honest_exam`.",
               answer=((0.3423, 0.1359), (0.2934, 0.1289), (0.3144, 0.1207),
-                     (0.364, 0.1386), (0.313, 0.1285))),
+                     (0.364, 0.1386), (0.313, 0.1285)),
+              also=(((0.2832, 0.1359), (0.2522, 0.1289), (0.2702, 0.1207),
+                     (0.314, 0.1386), (0.2476, 0.1285)),)),
     ),
     hints=(
         "What is the same in both runs of a pair, and what differs?",

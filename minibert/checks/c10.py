@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
 
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
@@ -96,43 +95,15 @@ def _clipped_in_one(gradients, limit):
     return [g / torch.clamp(norm / limit, min=1) for g in gradients]
 
 
-def _borrowed(gradients, limit):
-    shadows = [nn.Parameter(g.clone()) for g in gradients]
-    for p, g in zip(shadows, gradients): p.grad = g.clone()
-    nn.utils.clip_grad_norm_(shadows, limit)
-    return [p.grad for p in shadows]
-
-
-def _names(code) -> set:
-    "Every name that a function's code looks up, in functions inside it too."
-    inner = (constant for constant in code.co_consts if hasattr(constant, "co_names"))
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _borrows(answer) -> bool:
-    "Does an answer use torch.nn.utils, by that name or by that of a function there?"
-    names, known = _names(answer.__code__), answer.__globals__
-    homes = {str(getattr(known.get(name), "__module__", "")) for name in names}
-    return bool(names & {"utils", "torch.nn.utils"}) or any(
-        home.startswith("torch.nn.utils") for home in homes)
-
-
-def _run_clipped(answer, gradients, limit):
-    "The clipped gradients, or a word where somebody else has clipped them."
-    if hasattr(answer, "__code__") and _borrows(answer): return "borrowed"
-    return answer(gradients, limit)
-
-
 def _each_alone(gradients, limit): return [g * min(1.0, limit / g.norm()) for g in gradients]
 
 
 CLIPPED = Exercise(
     "10.2", "complete", "shorter, in the same direction",
     reference=_clipped, variants=(_clipped_in_one,), probes=_probes_2, within=1e-5,
-    call=_run_clipped,
+    forbidden=("clip_grad_norm_", "get_total_norm", "clip_grads_with_norm_", "utils",
+               "torch.nn.utils"),
     wrong=(
-        Wrong("You let `torch.nn.utils` do it. What does its function compute? Write that "
-              "yourself, with the norm of all tensors together.", answer=_borrowed),
         Wrong("You clip each tensor on its own. Then long ones are shortened and short ones "
               "aren't, so the gradient as a whole turns: use one factor for all of them.",
               answer=_each_alone),
