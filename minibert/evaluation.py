@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from .measure.predictions import Predictions
-from .measure.baselines import Bigrams, Chosen, words_whole
-from .data.stories import Story
 
 # %% auto #0
-__all__ = ['Z', 'wilson', 'row_interval', 'accuracy_by', 'by_frequency', 'by_tag', 'calibration', 'evaluate',
-           'evaluate_pretraining']
+__all__ = ['Z', 'wilson', 'row_interval', 'accuracy_by', 'evaluate', 'evaluate_pretraining']
 
 # %% ../nbs/11_evaluation.ipynb #7bb5cca7
 Z = 1.959964  # 95 % of a normal distribution lies within so many standard deviations
@@ -65,44 +62,6 @@ def accuracy_by(
             loss=float(predictions.loss[here].mean()))
     return table
 
-# %% ../nbs/11_evaluation.ipynb #94cc3aa0
-def by_frequency(
-    predictions: Predictions,
-    counts: np.ndarray,  # (V,) of the training text
-    edges: Sequence[int] = (1, 10, 100, 1000, 10_000, 100_000),
-) -> dict[str, dict]:  # band -> n, accuracy, interval, loss
-    "Accuracy by how often the right answer occurs in the training text, rarest first."
-    names = ["never"] + [f"{low:,}-{high - 1:,}" for low, high in zip(edges, edges[1:])]
-    names.append(f"{edges[-1]:,}+")
-    band = np.searchsorted(edges, np.asarray(counts)[predictions.label], side="right")
-    return accuracy_by(predictions, np.array(names)[band], names)
-
-# %% ../nbs/11_evaluation.ipynb #06a18891
-def by_tag(
-    predictions: Predictions,
-    chosen: Chosen,  # the tokens that were asked about
-    sampler,  # the one that asked
-    stories: Sequence[Story],  # those that its corpus was built from
-) -> dict[str, dict]:  # part of speech -> n, accuracy, interval, loss
-    "Accuracy by part of speech; each story word must be one piece."
-    assert words_whole(sampler, stories), "this vocabulary cuts story words into pieces"
-    tags = np.array([tag for story in stories for row in story.tags for tag in row])
-    return accuracy_by(predictions, tags[chosen.position])
-
-# %% ../nbs/11_evaluation.ipynb #4647f191
-def calibration(
-    predictions: Predictions,
-    bins: int = 10,  # equally wide, from 0 to 1
-) -> dict:  # ece; bins: low, high, n, confidence, accuracy of each that is not empty
-    "How far the probability of the prediction is from how often it is right."
-    which, table = np.minimum((predictions.top * bins).astype(int), bins - 1), []
-    for k in np.unique(which):
-        top, right = predictions.top[which == k], predictions.right[which == k]
-        table.append(dict(low=int(k) / bins, high=(int(k) + 1) / bins, n=len(top),
-                          confidence=float(top.mean()), accuracy=float(right.mean())))
-    apart = sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in table)
-    return dict(ece=float(apart / len(which)), bins=table)
-
 # %% ../nbs/11_evaluation.ipynb #9b4ef00c
 def evaluate(
     model: nn.Module,  # what the examples' `figures` takes
@@ -134,10 +93,8 @@ def evaluate_pretraining(
     *,
     batches: int = 50,
     batch_size: int = 32,
-    counts: np.ndarray | Tensor | None = None,  # (V,) of the training text
-    bigrams: Bigrams | None = None,  # of the training text
-    stories: Sequence[Story] | None = None,  # behind the sampler's corpus
+    **known,  # of the text, for the baselines: counts, bigrams, stories
 ) -> dict[str, float | list]:  # a row of the confusion is a label, a column an answer
     "`evaluate` on sentence pairs, with the baselines of what is known of their text."
-    pairs = sampler.with_baselines(counts=counts, bigrams=bigrams, stories=stories)
+    pairs = sampler.with_baselines(**known)
     return evaluate(model, pairs, batches=batches, batch_size=batch_size)

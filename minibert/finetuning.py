@@ -18,7 +18,7 @@ from .train.callbacks import Measure
 from .train.checkpoints import best_checkpoint
 from .nn.classifier_parts import (
     ClassifierConfig, ClassifierOutput, make_encoder, pool, sizes_of)
-from .evaluation import row_interval, wilson
+from .evaluation import row_interval
 from .hub.files import read_weights
 from .data.labels import ExampleSampler, ask, judge
 from .model import BertModel, initialise_
@@ -28,7 +28,7 @@ from .train.trainer import train_model
 from .training import Callback
 
 # %% auto #0
-__all__ = ['BertClassifier', 'KeepBest', 'finetune', 'fit_linear', 'train_frozen', 'accuracy_figures', 'difference']
+__all__ = ['BertClassifier', 'KeepBest', 'finetune', 'fit_linear', 'train_frozen', 'difference']
 
 # %% ../nbs/19_finetuning.ipynb #71b7c977
 class BertClassifier(nn.Module):
@@ -149,18 +149,6 @@ def train_frozen(
         model.classifier.weight.copy_(W)
         model.classifier.bias.copy_(b)
     return lines
-
-# %% ../nbs/19_finetuning.ipynb #d0606ce2
-def accuracy_figures(
-    right: np.ndarray,  # (R, N), whether each of R seeds was right about each example
-) -> dict:  # accuracy, interval, of_seeds
-    "Mean accuracy over seeds, with the 95 % interval of another draw of N examples."
-    right = np.atleast_2d(right).astype(float)
-    (R, N), share, by_example = right.shape, right.mean(), right.mean(0)
-    alike = by_example.var() / (share * (1 - share)) if 0 < share < 1 else 1.0
-    n = N / min(1.0, max(alike, 1 / R))  # N where the seeds agree, at most R N
-    return dict(accuracy=float(share), interval=list(wilson(share * n, n)),
-                of_seeds=right.mean(1).tolist())
 
 # %% ../nbs/19_finetuning.ipynb #c8d80a75
 def difference(

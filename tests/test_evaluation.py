@@ -18,8 +18,7 @@ from minibert.config import BertConfig
 from minibert.core.precision import evaluating
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
-from minibert.evaluation import (accuracy_by, by_frequency, by_tag, calibration, evaluate, evaluate_pretraining,
-                                 row_interval, wilson)
+from minibert.evaluation import accuracy_by, evaluate, evaluate_pretraining, row_interval, wilson
 from minibert.data.stories import best_masked_accuracy, stories
 from minibert.heads import BertForPreTraining, PreTrainingOutput
 from minibert.pairs import PairSampler
@@ -262,7 +261,6 @@ def test_no_bound_for_words_in_pieces_and_none_for_other_stories(sampler, bert):
     figures = evaluate_pretraining(Fake(letters.vocab_size, lambda y: y), cut, batches=2, stories=VAL)
     assert "mlm_accuracy_bound" not in figures
     assert figures["word_perplexity"] > figures["mlm_perplexity"]
-    with pytest.raises(AssertionError): by_tag(predict(Fake(letters.vocab_size, lambda y: y), cut, 1)["mlm"], chosen_tokens(cut, 1), cut, VAL)
     for other in (TRAIN, stories(30, seed=1, split="validation")):
         with pytest.raises(ValueError, match="not built from these"): accuracy_bound(sampler, other)
 
@@ -281,29 +279,15 @@ def test_what_a_word_is():
     assert [p for p, k in zip(pieces, kept) if k] == ["the", "##s", "1905", "é"]
 
 
-# --- splits and calibration
+# --- groups
 
-def test_groups_bands_and_tags(sampler):
+def test_groups(sampler):
     five = made([0, 1, 1, 2, 3], [0, 1, 0, 2, 0])
     table = accuracy_by(five, ["a", "b", "b", "a", "b"])
     assert {name: (part["n"], part["accuracy"]) for name, part in table.items()} == {"a": (2, 1), "b": (3, 1 / 3)}
     assert table["b"]["interval"] == list(wilson(1, 3))
-    bands = by_frequency(five, torch.tensor([0, 9, 10, 1_000_000]))
-    assert {name: part["n"] for name, part in bands.items()} == {"never": 1, "1-9": 2, "10-99": 1, "100,000+": 1}
-    words = predict(Fake(sampler.tokenizer.vocab_size, lambda y: y), sampler, 2, 8)["mlm"]
-    tags = by_tag(words, chosen_tokens(sampler, 2, 8), sampler, VAL)
-    punctuation = np.isin(words.label, [sampler.tokenizer.vocab[c] for c in ".,!:" if c in sampler.tokenizer.vocab])
-    assert tags["PUNCT"]["n"] == punctuation.sum()
-    assert json.loads(json.dumps([table, bands, tags])) == [table, bands, tags]
-
-
-def test_calibration_by_hand():
-    four = made([0, 0, 0, 0], [0, 0, 0, 1], top=[0.75, 0.75, 0.75, 0.75])
-    assert calibration(four) == dict(ece=0.0, bins=[dict(low=0.7, high=0.8, n=4, confidence=0.75, accuracy=0.75)])
-    assert calibration(replace(four, top=np.ones(4)))["ece"] == pytest.approx(0.25)
-    mixed = calibration(replace(four, top=np.array([1, 0.5, 0.5, 0.5])))
-    assert mixed["ece"] == pytest.approx(3 / 4 * abs(0.5 - 2 / 3))
-    assert json.loads(json.dumps(mixed)) == mixed
+    assert list(accuracy_by(five, ["a", "b", "b", "a", "b"], ["b", "none", "a"])) == ["b", "a"]
+    assert json.loads(json.dumps(table)) == table
 
 
 # --- the whole

@@ -22,9 +22,9 @@ from minibert.core.seeds import seeded
 from minibert.evaluation import wilson
 from minibert.measure.baselines import bag_of_words
 from minibert.runs.finetune import classify, load_classifier, save_classifier
-from minibert.finetuning import BertClassifier, accuracy_figures, difference, finetune, fit_linear, train_frozen
+from minibert.finetuning import BertClassifier, difference, finetune, fit_linear, train_frozen
 from minibert.runs.finetune import (
-    FinetuneConfig, _set_dropout_, read_parts, resume_finetuning, run_finetuning,
+    FinetuneConfig, accuracy_figures, _set_dropout_, read_parts, resume_finetuning, run_finetuning,
     training_for)
 from minibert.data.labels import (
     Examples, ExampleSampler, ask, hold_out, judge, number_labels, read_examples, take_share)

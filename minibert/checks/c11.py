@@ -10,9 +10,10 @@ import torch
 
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
+from .experiments import Experiment
 
 # %% auto #0
-__all__ = ['BOOTSTRAP', 'COPIER', 'LIE']
+__all__ = ['BOOTSTRAP', 'COPIER', 'LIE', 'THIRD']
 
 # %% ../../nbs/answers/11_evaluation.ipynb #626b4bd9
 def _probes_1():
@@ -105,7 +106,7 @@ _DOT, _HIDDEN, _KEPT, _RANDOM = 0.09, 0.6, 0.3, 0.1
 
 COPIER = Exercise(
     "11.2", "predict", "what copying gets",
-    reference=_KEPT + _HIDDEN * _DOT, within=0.01,
+    reference=_KEPT + _HIDDEN * _DOT, within=0.015,
     wrong=(
         Wrong("You counted the words that were left as they are, and forgot that `.` is "
               "sometimes right where `[MASK]` stands.", answer=_KEPT),
@@ -202,5 +203,41 @@ LIE = Exercise(
         "    a = [1], [0, 0, 0, 0]   # wins the short batch\n"
         "    b = [0], [...]          # wins the long one: by how many of its words?\n"
         "    return a, b\n",
+    ),
+)
+
+# %% ../../nbs/answers/11_evaluation.ipynb #11b00002
+def _third_block(seed):
+    "Chapter 0's held-out losses with two blocks and with three."
+    from minibert.one_page import all_weights, guess, new_weights, try_out
+
+    def held_out(blocks):
+        w = new_weights(blocks, seed)
+        return try_out(lambda ids: guess(ids, w), all_weights(w), seed)
+
+    return held_out(2), held_out(3)
+
+
+THIRD = Experiment(
+    "11.4", "experiment", "would a third block help?", reference=_third_block,
+    runs=((0.7539, 0.7215), (0.7480, 0.7528), (0.7670, 0.7753), (0.7363, 0.7890),
+          (0.7291, 0.7747)),
+    wrong=(
+        Wrong("Your runs are shorter than those of `try_out`, which takes 300 steps: after "
+              "100 steps both models are far from done.",
+              answer=((1.091, 1.067), (1.089, 1.076), (1.074, 1.046))),
+    ),
+    hints=(
+        "What must be the same in both runs of a pair, and what must differ from pair to "
+        "pair?",
+        "Reread [What the numbers can't say](11_evaluation.ipynb#What-the-numbers-can't-"
+        "say), where recipes are compared over seeds.",
+        "A skeleton:\n"
+        "from minibert.one_page import all_weights, guess, new_weights, try_out\n"
+        "def held_out(blocks, seed):\n"
+        "    w = new_weights(blocks, seed)\n"
+        "    return try_out(lambda ids: guess(ids, w), ..., seed)\n"
+        "runs = [(held_out(2, seed), ...) for seed in range(3)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
     ),
 )

@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 
 import numpy as np
 import torch
 
-from ..config import BertConfig
-from ..core.seeds import seeded
 from .exercises import Exercise, Wrong
-from ..finetuning import BertClassifier
-from ..model import BertModel
+from .experiments import Experiment
+from ..core.seeds import seeded
+from ..data.labels import (
+    Examples, ExampleSampler, ask, hold_out, number_labels, take_share)
+from ..data.stories import stories
+from ..finetuning import BertClassifier, finetune
+from ..runs.course import open_course
+from ..train.recipe import TrainingConfig
 
 # %% auto #0
-__all__ = ['MAX_POOL', 'LEARNING', 'TWO_REPORTS', 'MCNEMAR']
+__all__ = ['MAX_POOL', 'TWO_REPORTS', 'CLS_OR_MEAN', 'MCNEMAR', 'pooling_apart']
 
 # %% ../../nbs/answers/19_finetuning.ipynb #c4623a79
 def _probes_1():
@@ -26,6 +31,8 @@ def _probes_1():
         states = torch.randn(B, S, D, generator=seeded(19, 1, seed), dtype=torch.float64)
         real = torch.arange(S) < torch.arange(S, S - B, -1)[:, None]
         states[..., 0] = -states[..., 0].abs() - 0.1  # no real number is above 0
+        states[..., 1] -= 50  # nor above -1
+        states[..., 2] -= 5e4  # nor above -10,000
         states[~real] = 9.0
         yield states, real.long()
 
@@ -48,6 +55,10 @@ MAX_POOL = Exercise(
         Wrong("You multiply by the mask, so the padding is 0, and 0 wins wherever all the "
               "real numbers are negative: fill it with minus infinity.",
               answer=lambda states, mask: (states * mask[..., None]).amax(1)),
+        Wrong("You fill the padding with -1, and some maxima are below -1: fill it with "
+              "minus infinity.", change=("-math.inf", "-1.0")),
+        Wrong("You fill the padding with a number that is small, and some maxima are "
+              "smaller still: fill it with minus infinity.", change=("-math.inf", "-1e4")),
         Wrong("You filled the padding with plus infinity, which always wins: give it the "
               "other sign.", change=("-math.inf", "math.inf")),
         Wrong("You fill the real tokens and leave the padding: the mask is 1 for real "
@@ -66,11 +77,15 @@ MAX_POOL = Exercise(
              answer(states, mask),
              answer(states.masked_fill(mask[..., None] == 0, 77.0), mask))
              for states, mask in _probes_1())),
+        ("Where all states are lower by 1000, so is each maximum: does your filling win?",
+         lambda answer: all(torch.allclose(
+             answer(states - 1000, mask), _max_pool(states, mask) - 1000)
+             for states, mask in _probes_1())),
     ),
     hints=(
         "What must stand at the padding so that it never is the largest?",
-        "Reread [Feature 1](19_finetuning.ipynb#Feature-1:-a-vector-that-ignores-the-padding)"
-        ". For a sum the padding was made 0. `masked_fill(where, value)` fills a tensor, and "
+        "Reread [A vector that ignores the padding]"
+        "(19_finetuning.ipynb#A-vector-that-ignores-the-padding). For a sum the padding was made 0. `masked_fill(where, value)` fills a tensor, and "
         "`mask[..., None]` is (B, S, 1).",
         "A skeleton:\n"
         "def max_pool(states, mask):\n"
@@ -80,44 +95,7 @@ MAX_POOL = Exercise(
 )
 
 # %% ../../nbs/answers/19_finetuning.ipynb #69bb192f
-def _learning():
-    "Counted in a BERT-base whose tensors have shapes and no memory."
-    with torch.device("meta"):
-        model = BertClassifier(BertModel(BertConfig.preset("base")), ("a", "b", "c"))
-    head = sum(p.numel() for p in model.classifier.parameters())
-    return head, sum(p.numel() for p in model.parameters())
-
-
-_BASE = 109_482_240
-LEARNING = Exercise(
-    "19.2", "predict", "how many weights learn?",
-    reference=_learning,
-    wrong=(
-        Wrong("You forgot the bias of the head, one number for each label.",
-              answer=(3 * 768, _BASE + 3 * 768)),
-        Wrong("Where everything learns, the head learns too: add its numbers to BERT's.",
-              answer=(3 * 768 + 3, _BASE)),
-        Wrong("You counted the pooler's dense layer with the head. It belongs to BERT: it's "
-              "among the 109,482,240, and frozen with them.",
-              answer=(3 * 768 + 3 + 768 * 768 + 768, _BASE + 3 * 768 + 3)),
-        Wrong("That's a head for two labels: here there are three.",
-              answer=(2 * 768 + 2, _BASE + 2 * 768 + 2)),
-        Wrong("In fine-tuning every weight of BERT learns, and not only the head.",
-              answer=(3 * 768 + 3, 3 * 768 + 3)),
-    ),
-    hints=(
-        "A linear map from D numbers to L numbers: which shapes do its weight and its bias "
-        "have?",
-        "Reread [Feature 2](19_finetuning.ipynb#Feature-2:-a-model-that-the-loop-can-train). "
-        "Which part of `BertClassifier` isn't in the 109,482,240?",
-        "A skeleton:\n"
-        "head = 3 * 768 + ...\n"
-        "guess = (head, 109_482_240 + ...)\n",
-    ),
-)
-
-# %% ../../nbs/answers/19_finetuning.ipynb #5ab1ca2f
-def _probes_3():
+def _probes_2():
     "Three times: val and test accuracies (R, K), the best at different places."
     for seed, (R, K) in enumerate(((4, 5), (3, 7), (6, 4))):
         drawn = np.random.default_rng(seed).integers(60, 90, (2, R, K)) / 100
@@ -137,8 +115,8 @@ def _two_reports_by_run(val, test):
 
 
 TWO_REPORTS = Exercise(
-    "19.3", "complete", "an honest report and a flattering one",
-    reference=_two_reports, variants=(_two_reports_by_run,), probes=_probes_3,
+    "19.2", "complete", "an honest report and a flattering one",
+    reference=_two_reports, variants=(_two_reports_by_run,), probes=_probes_2,
     wrong=(
         Wrong("Both of your reports choose by `test`: the honest one chooses by `val`.",
               change=("val.argmax(1)", "test.argmax(1)")),
@@ -163,11 +141,11 @@ TWO_REPORTS = Exercise(
     properties=(
         ("The flattering report is never below the honest one.",
          lambda answer: all(answer(val, test)[0] <= answer(val, test)[1] + 1e-12
-                            for val, test in _probes_3())),
+                            for val, test in _probes_2())),
     ),
     hints=(
         "For one run: at which checkpoint is `val` best, and what stands there in `test`?",
-        "Reread [Feature 4](19_finetuning.ipynb#Feature-4:-keep-the-best-weights). "
+        "Reread [Keep the best weights](19_finetuning.ipynb#Keep-the-best-weights). "
         "`val.argmax(1)` gives a checkpoint for each run, and `test[rows, columns]` picks "
         "one number from each row.",
         "A skeleton:\n"
@@ -179,16 +157,73 @@ TWO_REPORTS = Exercise(
     ),
 )
 
+# %% ../../nbs/answers/19_finetuning.ipynb #5ab1ca2f
+def pooling_apart(k, part=0.08):
+    "Test accuracies on draw k of the labels: with the mean, and with [CLS]."
+    bert, tokenizer = open_course()
+
+    def pick(count, split, but=()):
+        found = {}
+        for n, story in enumerate(stories(count, seed=1, split=split)):
+            text = story.sentences[n % len(story.sentences)]
+            if text not in but: found.setdefault(text, story.plot)
+        return Examples(tuple(found), *number_labels(list(found.values())))
+
+    everything = pick(640, "train")
+    test = pick(500, "validation", but=everything.texts)
+    share = take_share(everything, part, k)[0]
+    parts = [ExampleSampler(some, tokenizer, 48) for some in (*hold_out(share), test)]
+    recipe = TrainingConfig(steps=max(50, len(share) // 4), batch_size=16, length=48,
+                            learning_rate=1e-3, checkpoint_steps=25, seed=k)
+    found = []
+    for pooling in ("mean", "cls"):
+        model = BertClassifier(deepcopy(bert.bert), share.names, pooling, 0.1, seeded(k))
+        finetune(model, *parts[:2], recipe, progress=False)
+        said = ask(model, parts[2]).argmax(-1).numpy()
+        found.append(float((said == test.labels).mean()))
+    return tuple(found)
+
+
+CLS_OR_MEAN = Experiment(
+    "19.3", "experiment", "[CLS] or the mean?", reference=pooling_apart,
+    better="higher", within=0.03,
+    runs=((0.8000, 0.8170), (0.7690, 0.7400), (0.7620, 0.7860),
+          (0.7740, 0.7040), (0.7430, 0.6950)),
+    wrong=(
+        Wrong("Your accuracies are those of several hundred labels: take 48, "
+              "`take_share(everything, 0.08, k)[0]`.",
+              answer=((0.9180, 0.9200), (0.9200, 0.9100), (0.9150, 0.9000))),
+    ),
+    hints=(
+        "What has to be the same in both runs of a pair? And what has to differ between "
+        "the pairs?",
+        "Reread [Keep the best weights](19_finetuning.ipynb#Keep-the-best-weights): "
+        "`learn` takes a `seed` and a `pooling`, and `is_right(model).mean()` is the test "
+        "accuracy.",
+        "A skeleton:\n"
+        "def both(k):\n"
+        "    share = take_share(everything, 0.08, k)[0]\n"
+        "    return [is_right(learn(...)).mean() for pooling in (...)]\n"
+        "runs = [both(k) for k in range(4)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
+    ),
+)
+
 # %% ../../nbs/answers/19_finetuning.ipynb #a82ce25b
 def _probes_4():
-    "Six pairs of answers: more and fewer disagreements, one pair without any."
-    for seed, (N, apart) in enumerate(((40, 0.3), (25, 0.5), (60, 0.2), (12, 0.0))):
+    "Pairs of answers: two hundred disagreements and fewer, one, and none."
+    sizes = (40, 0.3), (25, 0.5), (60, 0.2), (416, 0.5), (12, 0.0)
+    for seed, (N, apart) in enumerate(sizes):
         rng = np.random.default_rng(seed)
         ours = rng.random(N) < 0.7
         yield ours, np.where(rng.random(N) < apart, ~ours, ours)
     even = np.arange(20) % 2 == 0
     yield even, ~even  # ten against ten
-    yield np.arange(30) < 25, np.arange(30) < 12
+    yield np.arange(30) < 25, np.arange(30) < 12  # one is ahead everywhere
+    yield np.arange(30) < 12, np.arange(30) < 25
+    yield np.arange(40) % 3 == 0, np.arange(40) % 2 == 0
+    yield np.arange(40) % 2 == 0, np.arange(40) % 3 == 0
+    yield np.arange(9) < 5, np.arange(9) < 6  # a single disagreement
 
 
 def _mcnemar(ours, theirs):
@@ -219,6 +254,9 @@ MCNEMAR = Exercise(
               change=("n, k = first + second", "n, k = len(ours)")),
         Wrong("You take the larger of the two counts, so the tail is nearly everything: "
               "take the smaller one.", change=("min(first, second)", "max(first, second)")),
+        Wrong("You count what only the first method gets right, and that isn't always the "
+              "smaller of the two counts: take `min`.",
+              change=("min(first, second)", "first")),
         Wrong("You compute the chance of exactly k heads: add the chances of fewer heads, "
               "which would be more uneven still.",
               change=("range(k + 1)", "range(k, k + 1)")),

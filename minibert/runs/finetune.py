@@ -27,8 +27,9 @@ from minibert.data.labels import (
     Examples, ExampleSampler, ask, check_counts, hold_out, read_examples, take_share,
     count_cut)
 from ..data.tables import load_table
+from ..evaluation import wilson
 from ..finetuning import (
-    BertClassifier, accuracy_figures, difference, finetune, train_frozen)
+    BertClassifier, difference, finetune, train_frozen)
 from ..hub.files import find_checkpoint
 from ..measure.baselines import bag_of_words, word_counters
 from ..model import BertModel
@@ -44,7 +45,7 @@ from ..weights import load_encoder, load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
 __all__ = ['save_classifier', 'check_pair', 'load_classifier', 'classify', 'read_parts', 'start_classifier', 'training_for',
-           'run_finetuning', 'resume_finetuning']
+           'accuracy_figures', 'run_finetuning', 'resume_finetuning']
 
 # %% ../../nbs/reference/runs/finetune.ipynb #aec833f8
 def save_classifier(
@@ -174,6 +175,18 @@ def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
         learning_rate=options.learning_rate,
         precision=precision, seed=options.seed,
         checkpoint_steps=max(1, math.ceil(steps / options.measures)))
+
+# %% ../../nbs/reference/runs/finetune.ipynb #d0606ce2
+def accuracy_figures(
+    right: np.ndarray,  # (R, N), whether each of R seeds was right about each example
+) -> dict:  # accuracy, interval, of_seeds
+    "Mean accuracy over seeds, with the 95 % interval of another draw of N examples."
+    right = np.atleast_2d(right).astype(float)
+    (R, N), share, by_example = right.shape, right.mean(), right.mean(0)
+    alike = by_example.var() / (share * (1 - share)) if 0 < share < 1 else 1.0
+    n = N / min(1.0, max(alike, 1 / R))  # N where the seeds agree, at most R N
+    return dict(accuracy=float(share), interval=list(wilson(share * n, n)),
+                of_seeds=right.mean(1).tolist())
 
 # %% ../../nbs/reference/runs/finetune.ipynb #255d580b
 def _summarise(model, tokenizer, parts: Sequence[Examples], length: int) -> dict:

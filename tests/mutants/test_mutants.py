@@ -42,7 +42,7 @@ LEARNERS = {  # what learners get wrong, as people report it: how it is called i
     "L2 instead of decoupled decay": "train.optimizers: L2 instead of decoupled decay",
     "the concatenation truncated": "text.wordpiece: the last [SEP] cut off",
     "token type 1 on the first [SEP]": "text.wordpiece: token type 1 on the first [SEP]",
-    "every piece labelled in a tagging task": "evaluation: every piece labelled",
+    "every piece labelled in a tagging task": "measure.baselines: every piece labelled",
     "probs drawn after dropout": "attention: probs drawn after dropout",
 }
 FEW = ["attention: mask after the softmax", "heads: ignore_index=0", "parity: NaN passes"]
