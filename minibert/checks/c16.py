@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from .exercises import Exercise, Wrong
+from .experiments import Experiment
 
 # %% auto #0
-__all__ = ['FIRST_STEP', 'FOOLED', 'LION', 'JOIN']
+__all__ = ['FIRST_STEP', 'FOOLED', 'LION', 'CORRECTION']
 
 # %% ../../nbs/answers/16_numpy_training.ipynb #a5acb40e
 FIRST_STEP = Exercise(
@@ -246,92 +247,49 @@ def _exchanged(weight, grads, rate, decay):
         mean = 0.9 * mean + 0.1 * grad
     return weight
 
-# %% ../../nbs/answers/16_numpy_training.ipynb #50a0e01b
-def _probes_4():
-    "Two gradients and their counts: of several sizes, with empty parts among them."
-    rng = np.random.default_rng(164)
-    for count, more_count in ((5, 3), (20, 4), (1, 30), (0, 6), (7, 0), (0, 0)):
-        a, b = rng.standard_normal((2, 3, 4))
-        nothing = np.full((3, 4), np.nan)
-        yield a if count else nothing, count, b if more_count else nothing, more_count
-
-
-def _join(grad, count, more, more_count):
-    total = count + more_count
-    if not total: return np.zeros_like(grad), 0
-    if not count: return more, more_count
-    if not more_count: return grad, count
-    return (count * grad + more_count * more) / total, total
-
-
-def _join_by_moving(grad, count, more, more_count):
-    grad, more = np.nan_to_num(grad), np.nan_to_num(more)
-    total = count + more_count
-    return grad + (more - grad) * (more_count / max(total, 1)), total
-
-
-def _unguarded(grad, count, more, more_count):
-    total = count + more_count
-    return (count * grad + more_count * more) / max(total, 1), total
-
-
-def _changes_inputs(grad, count, more, more_count):
-    joined, total = _join(grad, count, more, more_count)
-    grad[...] = joined
-    return grad, total
-
-
-def _in_any_order(answer):
-    "Three parts, joined from the left and from the right."
-    rng = np.random.default_rng(4)
-    a, b, c = ((grad, n) for grad, n in zip(rng.standard_normal((3, 5)), (2, 9, 4)))
-    left = answer(*answer(*a, *b), *c)
-    right = answer(*a, *answer(*b, *c))
-    return left[1] == right[1] == 15 and np.abs(left[0] - right[0]).max() < 1e-12
-
-
-JOIN = Exercise(
-    "16.4", "complete", "parts that come one at a time",
-    reference=_join, variants=(_join_by_moving,), probes=_probes_4,
+# %% ../../nbs/answers/16_numpy_training.ipynb #f8f23ddf
+CORRECTION = Experiment(
+    "16.4", "experiment", "without bias correction",
+    reference='''
+def both(seed, rate=5e-3, warmup=0.1):
+    training = TrainingConfig(steps=150, batch_size=16, length=S, learning_rate=rate,
+                              warmup=warmup)
+    def loss(correct):
+        params = first_weights(config, seed)
+        moments, batches = first_moments(params), Blanks(train, seed)
+        for step in range(150):
+            _, grads = gradients(params, config, batches.batch(step, 16))
+            clip_(grads, 1.0)
+            adamw_(params, grads, moments, step + 1 if correct else 10**6,
+                   rate_at(step, training))
+        exam = Blanks(held_out, 1).batch(0, 98)
+        return float(forward(params, config, exam)[0]["mlm_loss"])
+    return loss(True), loss(False)
+''',
+    runs=((1.018, 0.904), (1.024, 0.913), (1.069, 0.919), (0.996, 0.888), (1.104, 0.883)),
     wrong=(
-        Wrong("This is the mean of the two means: a part of 4 words counts as much as one "
-              "of 20 then. Weigh each by its count.",
-              change=("(count * grad + more_count * more) / total", "(grad + more) / 2")),
-        Wrong("You add the two means, so the gradient grows with the number of parts: weigh "
-              "each by its share of the count.",
-              change=("(count * grad + more_count * more) / total", "grad + more")),
-        Wrong("You weigh each part by its count, but don't divide by the count of both: "
-              "that's the gradient of a sum, not of a mean.",
-              change=("(count * grad + more_count * more) / total",
-                      "count * grad + more_count * more")),
-        Wrong("The weights are exchanged: each gradient has the other's count.",
-              change=("(count * grad + more_count * more)",
-                      "(more_count * grad + count * more)")),
-        Wrong("You return the count of the last part: the next part would be weighed "
-              "against that alone. Return the sum.",
-              change=("* more) / total, total", "* more) / total, more_count")),
-        Wrong("An empty part makes everything nan: 0 times nan is nan. Look at the counts "
-              "first, and leave an empty part out.", answer=_unguarded),
-        Wrong("If the part that comes first is empty, you return its nan: return the other "
-              "one.", change=("if not count: return more, more_count\n", "pass\n")),
-        Wrong("If the part that comes second is empty, you return nan: return what was "
-              "there.", change=("if not more_count: return grad, count\n", "pass\n")),
-        Wrong("Two empty parts should give zeros, and you give nan.",
-              change=("return np.zeros_like(grad), 0", "return grad, 0")),
-        Wrong("You change the gradient that you were given: make a new array.",
-              answer=_changes_inputs),
+        Wrong("Your runs without the correction have no warm-up either, so their first steps "
+              "are far too long: take the rate from `rate_at` in both.",
+              answer=((1.018, 3.558), (1.024, 3.815), (1.069, 1.233))),
+        Wrong("Your peak rate is 0.002: the task asks for 0.005.",
+              answer=((1.803, 0.830), (1.782, 0.842), (1.754, 0.816))),
     ),
-    properties=(("Three parts should give the same whichever two are joined first.",
-                 _in_any_order),),
     hints=(
-        "A mean times its count is a sum. What is the sum over both parts, and over how "
-        "many words?",
-        "Reread [A batch in parts](16_numpy_training.ipynb#A-batch-in-parts): each part "
-        "counts by its share of the words.",
+        "What has to be the same in both runs of a seed? And what does the chapter's "
+        "negative control do to switch the correction off?",
+        "Reread [The whole step](16_numpy_training.ipynb#The-whole-step): your loop has its "
+        "lines, with `step + 1` or 10**6.",
         "A skeleton:\n"
-        "def join(grad, count, more, more_count):\n"
-        "    total = ...\n"
-        "    if ...: return ...   # empty parts first: 0 times nan is nan\n"
-        "    return (...) / total, total\n",
+        "def both(seed):\n"
+        "    def loss(correct):\n"
+        "        params = first_weights(config, seed)\n"
+        "        ...                        # 150 steps\n"
+        "        return ...                 # on Blanks(held_out, 1).batch(0, 98)\n"
+        "    return loss(True), loss(False)\n"
+        "runs = [both(seed) for seed in range(5)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
     ),
+    note="Is the correction harmful, then? Without it a step is about three times as long, and "
+         "more at first. With it and 3.16 times the rate, three seeds end at 0.79 to 0.82: the "
+         "rate of 0.005 was low for so short a run.",
 )

@@ -8,69 +8,131 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 
 from ..core.seeds import seeded
 from .exercises import Exercise, Wrong, altered
+from .experiments import Experiment
 from ..gpt import GPTConfig, GPTForCausalLM, next_logits, with_cache
 
 # %% auto #0
-__all__ = ['WINDOW', 'MIN_P', 'KEPT', 'RESTART']
+__all__ = ['BY_PLACE', 'NO_POSITIONS', 'MIN_P', 'RESTART']
 
 # %% ../../nbs/answers/20_gpt.ipynb #9bd5e666
-def _probes_1(): yield from ((7, 3), (5, 1), (6, 9), (9, 4))
+def _probes_1():
+    for seed, (B, S, V) in enumerate(((3, 5, 7), (2, 6, 4), (5, 3, 11))):
+        g = seeded(20, 1, seed)
+        logits = 2 * torch.randn(B, S, V, generator=g, dtype=torch.float64)
+        yield logits, torch.randint(V, (B, S), generator=g)
 
 
-def _window_mask(S, width):
-    i, j = torch.arange(S)[:, None], torch.arange(S)
-    return (j <= i) & (j > i - width)
+def _loss_by_place(logits, ids):
+    log_probs = logits[:, :-1].log_softmax(-1)
+    losses = -log_probs.gather(-1, ids[:, 1:, None])[..., 0]  # (B, S - 1)
+    return losses.mean(0)
 
 
-def _by_triangles(S, width):
-    lower = torch.ones(S, S, dtype=torch.bool).tril()
-    return lower & ~lower.tril(-width)
+def _by_cross_entropy(logits, ids):
+    return torch.stack([F.cross_entropy(logits[:, i], ids[:, i + 1])
+                        for i in range(ids.shape[1] - 1)])
 
 
-def _to_add(S, width): return (~_window_mask(S, width)).float() * -1e9
-
-
-WINDOW = Exercise(
-    "20.1", "complete", "a window",
-    reference=_window_mask, variants=(_by_triangles,), probes=_probes_1,
+BY_PLACE = Exercise(
+    "20.1", "complete", "a loss for each place",
+    reference=_loss_by_place, variants=(_by_cross_entropy,), probes=_probes_1,
     wrong=(
-        Wrong("A query sees tokens after itself here: allow j <= i only.",
-              change=("(j <= i) & ", "")),
-        Wrong("A token doesn't see itself here: the window's `width` tokens include the "
-              "query's own.", change=("(j <= i)", "(j < i)")),
-        Wrong("The window is one token too wide: the query's own token is one of the "
-              "`width`.", change=("i - width", "i - width - 1")),
-        Wrong("Your table is turned over: rows are queries and columns are keys.",
-              change=("(j <= i) & (j > i - width)", "((j <= i) & (j > i - width)).T")),
-        Wrong("This is the causal mask without a window: also forbid keys that are "
-              "`width` or more places before the query.",
-              change=(" & (j > i - width)", "")),
-        Wrong("Your window looks to both sides: a causal one looks to the left only.",
-              change=("(j <= i) & (j > i - width)", "(i - j).abs() < width")),
-        Wrong("Your table says what is forbidden: give True where a query may look.",
-              change=("(j <= i) & (j > i - width)", "(j > i) | (j <= i - width)")),
-        Wrong("These are numbers to add to the scores: give bools, True where a query may "
-              "look.", answer=_to_add),
+        Wrong("You ask for the token that is there already: the logits at place i answer for "
+              "the token at place i + 1.", change=("ids[:, 1:, None]", "ids[:, :-1, None]"),
+              also=(lambda logits, ids: F.cross_entropy(
+                  logits.transpose(1, 2), ids, reduction="none").mean(0),)),
+        Wrong("You ask each place for the token before it: the logits at place i answer for "
+              "the token at place i + 1.", answer=lambda logits, ids: F.cross_entropy(
+                  logits[:, 1:].transpose(1, 2), ids[:, :-1], reduction="none").mean(0)),
+        Wrong("You shift twice, so each place is asked for the token after the next one.",
+              answer=lambda logits, ids: F.cross_entropy(
+                  logits[:, :-2].transpose(1, 2), ids[:, 2:], reduction="none").mean(0)),
+        Wrong("This is the mean over the places, one number for each text: take the mean over "
+              "the texts.", change=("losses.mean(0)", "losses.mean(1)")),
+        Wrong("This is one number for all: take the mean over the texts alone.",
+              change=("losses.mean(0)", "losses.mean()")),
+        Wrong("You add up the texts: take their mean.",
+              change=("losses.mean(0)", "losses.sum(0)")),
+        Wrong("These are the losses of each text: take their mean over the texts.",
+              change=("losses.mean(0)", "losses")),
+        Wrong("Your losses are negative: a loss is the negative logarithm of a probability.",
+              change=("-log_probs", "log_probs")),
+        Wrong("Your softmax runs over the places: it's over the vocabulary, the last axis.",
+              change=("log_softmax(-1)", "log_softmax(1)")),
+        Wrong("These are probabilities: the loss is the negative logarithm.",
+              change=("-log_probs", "log_probs.exp()")),
+        Wrong("You forget the softmax: a logit isn't the logarithm of a probability yet.",
+              change=(".log_softmax(-1)", "")),
     ),
-    properties=(("Every token must see itself.",
-                 lambda answer: bool(answer(6, 2).diagonal().all())),),
+    properties=(("Where all logits are 0, the loss is ln V at each place.",
+                 lambda answer: torch.allclose(
+                     answer(torch.zeros(2, 4, 9), torch.arange(8).view(2, 4)).double(),
+                     torch.full((3,), math.log(9), dtype=torch.float64), atol=1e-6)),),
     hints=(
-        "How many True does the last row have, for S = 6 and width = 2? And the first?",
-        "Reread [The causal mask](20_gpt.ipynb#The-causal-mask): what does `tril` keep, and "
-        "which part of it is too far to the left?",
+        "For a text of 13 tokens, how many predictions can be compared with an answer, and "
+        "which row of the logits has no answer?",
+        "Reread [The model](20_gpt.ipynb#The-model) for the loss and its two classic "
+        "mistakes. `gather` or `F.cross_entropy(..., reduction=\"none\")` gives a loss for "
+        "each token.",
         "A skeleton:\n"
-        "def window_mask(S, width):\n"
-        "    i = torch.arange(S)[:, None]   # queries, one a row\n"
-        "    j = torch.arange(S)            # keys, one a column\n"
-        "    return ...                     # two conditions on i and j\n",
+        "def loss_by_place(logits, ids):\n"
+        "    log_probs = logits[:, ...].log_softmax(...)  # (B, S - 1, V)\n"
+        "    right = ids[:, ...]                          # (B, S - 1)\n"
+        "    losses = ...                                 # (B, S - 1)\n"
+        "    return losses.mean(...)                      # (S - 1,)\n",
     ),
 )
 
+# %% ../../nbs/answers/20_gpt.ipynb #e462d541
+NO_POSITIONS = Experiment(
+    "20.2", "experiment", "without positions",
+    reference='''
+def both(seed, width=64, steps=120, batch_size=8, rate=1e-2, train_table=False):
+    sizes = GPTConfig(tokenizer.vocab_size, n_positions=128, n_embd=width, n_layer=2,
+                      n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    config = TrainingConfig(steps=steps, batch_size=batch_size, length=64,
+                            optimizer="muon", learning_rate=rate, warmup=0.05)
+    def loss(table):
+        model = GPTForCausalLM(sizes, seeded(seed))
+        if not table:
+            model.positions.weight.requires_grad_(train_table).data.zero_()
+        fit(model, Windows(windows.corpus, tokenizer, length=64, seed=seed), config)
+        return evaluate(model, held_out, batches=8)["clm_loss"]
+    return loss(True), loss(False)
+''',
+    runs=((2.585, 2.478), (2.632, 2.484), (2.656, 2.509), (2.654, 2.470), (2.621, 2.466)),
+    wrong=(
+        Wrong("These runs are as wide and as long as the chapter's: the task asks for "
+              "`n_embd=64`, and for 120 steps with 8 windows each.",
+              answer=((0.733, 0.903), (0.729, 0.885), (0.731, 0.886))),
+    ),
+    hints=(
+        "What must both models of a seed share, so that the table is the only difference?",
+        "Reread [It learns](20_gpt.ipynb#It-learns): `fit` and `evaluate` are called as "
+        "there, with smaller sizes.",
+        "A skeleton:\n"
+        "def both(seed):\n"
+        "    def loss(table):\n"
+        "        model = GPTForCausalLM(GPTConfig(...), seeded(seed))\n"
+        "        if not table: ...\n"
+        "        fit(model, Windows(windows.corpus, tokenizer, length=64, seed=seed),\n"
+        "            TrainingConfig(steps=120, ...))\n"
+        "        return evaluate(model, held_out, batches=8)[\"clm_loss\"]\n"
+        "    return loss(True), loss(False)\n"
+        "runs = [both(seed) for seed in range(5)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
+    ),
+    note="It's a verdict on short runs. With the chapter's width and its 240 steps it's the "
+         "other way round: 0.73 with the table, and 0.89 to 0.90 without it, with three "
+         "seeds.",
+)
+
 # %% ../../nbs/answers/20_gpt.ipynb #18c9d5d2
-def _probes_2():
+def _probes_3():
     for seed, (V, m) in enumerate(((7, 0.3), (12, 0.1), (5, 0.9))):
         logits = 2 * torch.randn(V, generator=seeded(20, 2, seed), dtype=torch.float64)
         yield logits.softmax(-1), m
@@ -94,12 +156,12 @@ def _masked_softmax(probs, m):
 def _min_p_sorted(probs, m): return _min_p(probs.sort(descending=True).values, m)
 
 
-def _some_left(answer): return all(answer(*p).sum() > 0 for p in _probes_2())
+def _some_left(answer): return all(answer(*p).sum() > 0 for p in _probes_3())
 
 
 MIN_P = Exercise(
-    "20.2", "complete", "min-p",
-    reference=_min_p, variants=(_min_p_of_logs,), probes=_probes_2,
+    "20.3", "complete", "min-p",
+    reference=_min_p, variants=(_min_p_of_logs,), probes=_probes_3,
     wrong=(
         Wrong("You keep probabilities of at least m: the bound is m times the largest one.",
               answer=lambda probs, m: (kept := probs * (probs >= m)) / kept.sum()),
@@ -122,7 +184,7 @@ MIN_P = Exercise(
                  "probability, so that the likeliest token always stays.", _some_left),
                 ("The probabilities must sum to 1.",
                  lambda answer: all(abs(float(answer(*p).sum()) - 1) < 1e-9
-                                    for p in _probes_2())),),
+                                    for p in _probes_3())),),
     hints=(
         "With m = 1, which tokens stay? With m = 0?",
         "Reread [It writes](20_gpt.ipynb#It-writes): what happens to the probability of the "
@@ -132,38 +194,6 @@ MIN_P = Exercise(
         "    bound = ...\n"
         "    kept = torch.where(probs >= bound, ..., ...)\n"
         "    return ...                     # so that it sums to 1\n",
-    ),
-)
-
-# %% ../../nbs/answers/20_gpt.ipynb #52fbf8aa
-def _kept():
-    "How many tokens can be drawn, by the chapter's own function."
-    from minibert.nn.sampling import next_token_probs
-    probs = torch.tensor([[0.4, 0.25, 0.15, 0.1, 0.06, 0.04]], dtype=torch.float64)
-    return int((next_token_probs(probs.log(), top_p=0.7) > 0).sum())
-
-
-KEPT = Exercise(
-    "20.3", "predict", "how many stay",
-    reference=_kept,
-    wrong=(
-        Wrong("You lost the token that crosses 0.7: two tokens reach only 0.65, and the "
-              "third, which goes past it, stays.", answer=2),
-        Wrong("You kept one too many: three tokens reach 0.8 already.", answer=4),
-        Wrong("You looked for a token that has 0.7 alone: the likeliest tokens have to "
-              "reach it together.", answer=0),
-        Wrong("You stopped at the likeliest token, which has 0.4: add tokens until they "
-              "reach 0.7 together.", answer=1),
-        Wrong("You kept every token: that is what top_p=1 does.", answer=6),
-        Wrong("This is the sum of the three likeliest: how many tokens are they?",
-              answer=0.8),
-    ),
-    hints=(
-        "What do the likeliest one, two and three tokens have together?",
-        "Reread [It writes](20_gpt.ipynb#It-writes): is the token that crosses p in or out?",
-        "A skeleton:\n"
-        "sums = [0.4, ..., ...]  # of the likeliest 1, 2, 3\n"
-        "guess = ...             # the first that reaches 0.7\n",
     ),
 )
 

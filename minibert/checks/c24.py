@@ -16,10 +16,11 @@ from ..config import BertConfig
 from ..core.seeds import seeded
 from ..encoder import Encoder
 from .exercises import Exercise, Wrong
+from .experiments import Experiment
 from ..parity import randomise_
 
 # %% auto #0
-__all__ = ['EVEN_LENGTH', 'REFUSED', 'SLICED_HEAD', 'BEST_SEGMENT']
+__all__ = ['EVEN_LENGTH', 'REFUSED', 'SLICED_HEAD', 'ROUNDED']
 
 # %% ../../nbs/answers/24_speed.ipynb #94c82fe1
 def _probes_1():
@@ -225,63 +226,48 @@ SLICED_HEAD = Exercise(
     ),
 )
 
-# %% ../../nbs/answers/24_speed.ipynb #4024dcd0
-def _probes_4():
-    "Layers, inner, edge: the best k is 1, layers, between, and one of several."
-    yield from ((12, 34, 1), (24, 2, 2), (10, 1, 5), (7, 2, 30), (13, 3, 8), (48, 11, 90))
+# %% ../../nbs/answers/24_speed.ipynb #e0ecdd9f
+def _rounded_weights(seed, steps=300):
+    "Held-out losses: with weights in float32, and with weights kept in bfloat16."
+    from minibert.one_page import all_weights, guess, held_out_loss, learn, new_weights
+
+    def loss(rounded):
+        w = new_weights(seed=seed)
+        def answer(ids):
+            if rounded:
+                with torch.no_grad():
+                    for p in all_weights(w): p.copy_(p.bfloat16())
+            return guess(ids, w)
+        learn(answer, all_weights(w), steps, seed)  # both lines together are `try_out`
+        return held_out_loss(answer)
+    return loss(False), loss(True)
 
 
-def _best_segment(layers, inner, edge):
-    def peak(k):
-        segments = -(-layers // k)  # rounded up
-        return segments * edge + k * inner
-    best = min(range(1, layers + 1), key=peak)
-    return best, peak(best)
-
-
-def _loop(layers, inner, edge):
-    best = None
-    for k in range(1, layers + 1):
-        inputs = len(range(0, layers, k)) * edge
-        if best is None or inputs + k * inner < best[1]: best = k, inputs + k * inner
-    return best
-
-
-def _root(layers, inner, edge):
-    k = round(layers**0.5)
-    return k, -(-layers // k) * edge + k * inner
-
-
-BEST_SEGMENT = Exercise(
-    "24.4", "complete", "longer segments",
-    reference=_best_segment, variants=(_loop,), probes=_probes_4,
+ROUNDED = Experiment(
+    "24.4", "experiment", "weights in bfloat16",
+    reference=_rounded_weights,
+    runs=((0.754, 0.772), (0.748, 0.762), (0.767, 0.795), (0.736, 0.757), (0.729, 0.744)),
     wrong=(
-        Wrong("You round the number of segments down: a shorter last segment keeps its "
-              "input, too.", change=("-(-layers // k)", "(layers // k)")),
-        Wrong("You count the inner bytes of all layers: only one segment at a time is "
-              "computed again.", change=("k * inner", "layers * inner")),
-        Wrong("You keep the input of every layer: only the input of each segment is kept.",
-              change=("segments * edge", "layers * edge")),
-        Wrong("You take the square root of the number of layers, which is best only where "
-              "`inner` and `edge` are equal: try all k.", answer=_root),
-        Wrong("Of several equally good k you return the largest: return the smallest.",
-              change=("range(1, layers + 1)", "range(layers, 0, -1)")),
-        Wrong("You don't try the whole stack as one segment: k goes up to `layers`.",
-              change=("layers + 1", "layers")),
-        Wrong("You forget the inner bytes of the segment that is computed again.",
-              change=("+ k * inner", "+ 0 * inner")),
+        Wrong("Your runs are 100 steps long: `try_out` takes 300.",
+              answer=((1.091, 1.091), (1.089, 1.087), (1.074, 1.078))),
     ),
     hints=(
-        "How many segments are there for 7 layers and k = 3, and how many layers has the "
-        "longest?",
-        "Reread [Time for memory](24_speed.ipynb#Time-for-memory:-activation-checkpointing). "
-        "There, k is 1. What would be kept for k = `layers`?",
+        "A weight of 0.1, rounded to 8 binary digits: how large is the smallest step that "
+        "changes it? How large are AdamW's steps at a rate of 0.002?",
+        "Reread [Fewer digits](24_speed.ipynb#Fewer-digits:-bfloat16), and `try_out` in "
+        "[chapter 0](00_one_page.ipynb): it calls your function once a step.",
         "A skeleton:\n"
-        "def best_segment(layers, inner, edge):\n"
-        "    def peak(k):\n"
-        "        segments = ...                 # rounded up\n"
-        "        return ...\n"
-        "    best = ...                         # the first k with the lowest peak\n"
-        "    return best, peak(best)\n",
+        "def both(seed):\n"
+        "    def loss(rounded):\n"
+        "        w = new_weights(seed=seed)\n"
+        "        def answer(ids):\n"
+        "            if rounded: ...            # in place, without a gradient\n"
+        "            return guess(ids, w)\n"
+        "        return try_out(answer, all_weights(w), seed)\n"
+        "    return loss(False), loss(True)\n"
+        "runs = [both(seed) for seed in range(3)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
     ),
+    note="It took 300 steps to show: after 100, three seeds differ by 0.000, -0.002 and "
+         "+0.004, which is no difference.",
 )

@@ -216,16 +216,17 @@ ROUNDING = 1e-6  # as far apart as float32 may be
 
 
 def shown(thing: Any) -> str:
-    "A value in one line, cut where it is long."
+    "A value in one line: of a long one the shape or the length, and how it begins."
     ends, thing = "()" if isinstance(thing, tuple) else "[]", _plain(thing)
-    if isinstance(thing, list): text = ", ".join(map(shown, thing[:40])).join(ends)
+    if isinstance(thing, np.ndarray):
+        if thing.size <= 12: return shown(thing.tolist())
+        return f"shape {thing.shape}: {shown(thing.ravel()[:3].tolist())[1:-1]}, ..."
+    if isinstance(thing, list):
+        more = f", ... ({len(thing)} items)" if len(thing) > 12 else ""
+        text = (", ".join(map(shown, thing[:12])) + more).join(ends)
     elif isinstance(thing, dict):
-        text = ", ".join(f"{key!r}: {shown(value)}" for key, value in thing.items())
-        text = f"{{{text}}}"
-    elif isinstance(thing, np.ndarray):
-        text = np.array2string(thing, precision=4, separator=",", threshold=30, edgeitems=2)
-        text = " ".join(text.split()) + f" of shape {thing.shape}" * (thing.size > 30)
-    else: text = f"{thing:.6g}" if isinstance(thing, float) else repr(thing)
+        text = ", ".join(f"{key!r}: {shown(value)}" for key, value in thing.items()).join("{}")
+    else: text = f"{thing:.4g}" if isinstance(thing, float) else repr(thing)
     return text if len(text) <= 160 else text[:157] + "..."
 
 
@@ -308,11 +309,12 @@ def _names(exercise: Exercise) -> list[str]:
     return [*inspect.signature(exercise.reference if own else exercise.call).parameters][not own:]
 
 
-def outcomes(exercise: Exercise, answer: Callable) -> list[Ran]:
+def outcomes(exercise: Exercise, answer: Callable, seconds: float = SECONDS) -> list[Ran]:
     "What an answer does on each probe, up to one that takes too long."
     probes = list(exercise.probes())
     before = [_state(given) for given in probes]
-    ran = run_limited(*(functools.partial(exercise.call, answer, *given) for given in probes))
+    calls = (functools.partial(exercise.call, answer, *given) for given in probes)
+    ran = run_limited(*calls, seconds=seconds)
     for one, given, old in zip(ran, probes, before):
         one.changed = tuple(n for n, argument in enumerate(given)
                             if difference(_state(argument), old[n], 0))
@@ -336,8 +338,8 @@ def _known(exercise: Exercise) -> tuple:
             truth = exercise.reference
             return (truth() if callable(truth) else truth), exercise.mistakes()
         if exercise.probes is None: return [], []
-        return outcomes(exercise, exercise.reference), [
-            [outcomes(exercise, form) for form in forms] for forms in exercise.mistakes()]
+        return outcomes(exercise, exercise.reference, 60), [
+            [outcomes(exercise, form, 60) for form in forms] for forms in exercise.mistakes()]
 
 
 def _named(exercise: Exercise, ran: list[Ran]) -> int | None:
@@ -525,14 +527,15 @@ def _judge_value(exercise: Exercise, answer: Any, say: Callable) -> Told:
 
 
 def _rounded(got: Any, wanted: Any) -> bool:
-    "Whether floats are others, rounded to as many digits as they have, two or more."
+    "Whether floats are others, rounded to the two digits or more that they have."
     got, wanted = (x.tolist() if isinstance(x, np.ndarray) else x
                    for x in (_plain(got), _plain(wanted)))
     if isinstance(got, list) and isinstance(wanted, list):
         return len(got) == len(wanted) and all(map(_rounded, got, wanted))
     if not isinstance(wanted, float) or not isinstance(got, (int, float)): return got == wanted
     digits = len(f"{abs(got):.15g}".split("e")[0].replace(".", "").strip("0"))
-    return float(f"{wanted:.{max(2, digits)}g}") == got
+    rounded = float(f"{wanted:.{max(2, digits)}g}") == got
+    return rounded and abs(got - wanted) <= 0.02 * abs(wanted)
 
 # %% ../../nbs/reference/checks/exercises.ipynb #de4c90db
 def prove(exercise: Exercise, stub: Any, unlisted: Any) -> Told:

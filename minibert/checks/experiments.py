@@ -52,6 +52,7 @@ class Experiment(Exercise):
     runs: tuple = ()  # what the reference gives for seeds 0, 1, 2: (as it is, changed)
     better: Literal["lower", "higher"] = "lower"
     within: float = 0.03  # share of a mean by which another machine may differ
+    note: str = ""  # what else was measured: told where the answer is right
 
     @property
     def is_value(self) -> bool: return False
@@ -75,9 +76,9 @@ class Experiment(Exercise):
 
     def solution(self) -> tuple[str, str]:
         "What the course measured, and how."
-        verdict = self.verdict(mean_interval(_differences(_pairs(self.runs))))
-        return (f"{len(self.runs)} seeds gave {_told(_pairs(self.runs))}: {verdict}.",
-                source_of(self.reference))
+        code = self.reference if isinstance(self.reference, str) else source_of(self.reference)
+        told = f"{len(self.runs)} seeds gave {_told(_pairs(self.runs))}: {self.right()[2]}."
+        return f"{told}\n{self.note}".strip(), code.strip()
 
     def near(self, pairs: np.ndarray, others: np.ndarray) -> bool:
         "Whether both columns' means are as near as seeds and machines allow."
@@ -139,4 +140,4 @@ class Experiment(Exercise):
             return say("wrong", f"Your interval, {low:+.3g} to {high:+.3g}, {side}, and "
                        f"{self.better} is better: is the change {verdict!r}?")
         return say("right", f"Yours: {_told(pairs)}, {verdict}. The course's "
-                   f"{len(course)} seeds: {_told(course)}, {self.right()[2]}.")
+                   f"{len(course)} seeds: {_told(course)}, {self.right()[2]}.\n{self.note}")
