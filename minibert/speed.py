@@ -54,7 +54,7 @@ class FastLayer(EncoderLayer):
 
 
 class FastEncoder(Encoder):
-    "BERT's stack, whose last layer can leave out rows that nobody reads."
+    "BERT's stack, whose last layer can leave out rows that no loss reads."
 
     layer_class = FastLayer
 
@@ -129,7 +129,7 @@ class FastBertForPreTraining(BertForPreTraining):
 
 # %% ../nbs/24_speed.ipynb #cd86d2b6
 class FastBlockEncoder(BlockEncoder):
-    "A stack of blocks, whose last one can leave out rows that nobody reads."
+    "A stack of blocks, whose last one can leave out rows that no loss reads."
 
     def at(self, rows, hidden, mask):
         "The last state at these positions alone, as `FastEncoder` gives it."

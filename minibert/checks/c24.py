@@ -94,7 +94,7 @@ def _refused():
 
 
 REFUSED = Exercise(
-    "24.2", "break", "which changes are refused?",
+    "24.2", "break", "which changes are caught?",
     reference=_refused,
     wrong=(
         Wrong("You let keys and values be computed at the R positions only. Then the R "
@@ -113,7 +113,8 @@ REFUSED = Exercise(
     hints=(
         "For each change, take one row that the heads read. On which numbers does it "
         "depend, and are all of them still there?",
-        "Reread [Work that nobody reads](24_speed.ipynb#Work-whose-result-is-never-used), with its "
+        "Reread [Work whose result is never used](24_speed.ipynb#Work-whose-result-is-never-"
+        "used), with its "
         "diagram: what must be computed at all S positions?",
         "A skeleton:\n"
         "guess = (..., ..., ..., ...)  # keys and values, a row more, two layers, late\n",
