@@ -38,7 +38,7 @@ def _place(box: tuple) -> tuple[float, float, float, float]:
     "The middle of a box, and half its width and height."
     column, row, text, kind = (*box, "part")[:4]
     first, _, note = text.partition("\n")
-    letters = min(_WIDE, 8 + max(8 * len(first), 6 * len(note)))  # about what they take
+    letters = min(_WIDE, 8 + max(8 * len(first), 6.6 * len(note)))  # about
     half = dict(part=_WIDE / 2, other=_WIDE / 2, sum=13, data=letters / 2)[kind]
     return column * _COLUMN, row * _ROW, half, 13 if kind == "sum" else _HIGH / 2
 
@@ -55,7 +55,7 @@ def _box(column: float, row: float, text: str, kind: str = "part") -> str:
     first, _, note = text.partition("\n")
     up = -3 if note else 5
     shape += f"<text x='{x}' y='{y + up}' font-size='14' {_TEXT}>{escape(first)}</text>"
-    small = f"<text x='{x}' y='{y + 13}' font-size='11' {_TEXT}>{escape(note)}</text>"
+    small = f"<text x='{x}' y='{y + 13}' font-size='12' {_TEXT}>{escape(note)}</text>"
     return shape + small * bool(note)
 
 # %% ../../nbs/reference/show/diagrams.ipynb #3d11d281
@@ -80,10 +80,10 @@ def _arrow(corners: list[tuple[float, float]], label: str = "") -> str:
             "marker-end='url(#tip)'/>")
     if not label: return line
     (x, y), (X, Y) = max(zip(corners, corners[1:]), key=lambda ends: math.dist(*ends))
-    x, y, w = (x + X) / 2, (y + Y) / 2, 3 + 3 * len(label)
+    x, y, w = (x + X) / 2, (y + Y) / 2, 3 + 3.3 * len(label)
     ground = (f"<rect x='{x - w:g}' y='{y - 8:g}' width='{2 * w}' height='15' "
               "fill='white'/>")
-    return line + ground + (f"<text x='{x:g}' y='{y + 4:g}' font-size='11' {_TEXT}>"
+    return line + ground + (f"<text x='{x:g}' y='{y + 4:g}' font-size='12' {_TEXT}>"
                             f"{escape(label)}</text>")
 
 # %% ../../nbs/reference/show/diagrams.ipynb #68b28682
