@@ -39,7 +39,8 @@ def _place(box: tuple) -> tuple[float, float, float, float]:
     column, row, text, kind = (*box, "part")[:4]
     first, _, note = text.partition("\n")
     letters = 8 + max(8 * len(first), 6.6 * len(note))  # about what they take
-    half = dict(part=_WIDE / 2, other=_WIDE / 2, sum=13, data=min(_WIDE, letters) / 2)[kind]
+    half = dict(part=_WIDE / 2, other=_WIDE / 2, sum=13, data=letters / 2)[kind]
+    half = min(_WIDE / 2, half)
     return column * _COLUMN, row * _ROW, half, 13 if kind == "sum" else _HIGH / 2
 
 
