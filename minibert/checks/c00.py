@@ -81,7 +81,7 @@ FIRST_LOSS = Exercise(
         "What probability does an untrained model give to the right word, and what to the "
         "right class?",
         "Reread [the first loss](00_one_page.ipynb#The-first-loss) and "
-        "[the second question](00_one_page.ipynb#BERT's-second-question).",
+        "[the second question](00_one_page.ipynb#Exercise-00.2:-the-first-loss-of-BERT-base).",
         "A skeleton:\nimport math\n\nguess_of_loss = math.log(...) + math.log(...)",
     ),
 )
