@@ -43,12 +43,6 @@ def collate(
     )
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
-# %% ../nbs/09_pairs.ipynb #e57ffefb
-def _masked(batch, masking, generator):
-    ids, text = batch["input_ids"], batch["positions"] >= 0
-    masked, labels = mask_tokens(ids, text, generator=generator, **masking)
-    return batch | dict(input_ids=masked, labels=labels)
-
 # %% ../nbs/09_pairs.ipynb #2eeb93c6
 class PairSampler(PretrainingExamples):
     "Draws the batch of any step from a corpus: a function of (seed, step) alone."
@@ -80,7 +74,10 @@ class PairSampler(PretrainingExamples):
         pairs = draw_pairs(
             self.places, batch_size, self.length, self.short, generator, random)
         batch = collate(pairs, self.corpus.ids, self.tokenizer)
-        if "mlm" in self.objectives: batch = _masked(batch, self.masking, generator)
+        if "mlm" in self.objectives:
+            ids, text = batch["input_ids"], batch["positions"] >= 0
+            ids, labels = mask_tokens(ids, text, generator=generator, **self.masking)
+            batch |= dict(input_ids=ids, labels=labels)
         if "nsp" not in self.objectives: del batch["next_sentence_label"]
         if not positions: del batch["positions"]
         return batch
