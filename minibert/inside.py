@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .core.precision import check_finite, evaluating
@@ -17,7 +16,7 @@ from .model import attentions
 from .tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['KINDS', 'Reading', 'read_text', 'head_entropy', 'place_kinds', 'logit_lens', 'rollout', 'neighbours', 'mean_cosine']
+__all__ = ['KINDS', 'Reading', 'read_text', 'head_entropy', 'place_kinds', 'logit_lens', 'rollout']
 
 # %% ../nbs/17_inside.ipynb #3474f677
 @dataclass(frozen=True)
@@ -109,25 +108,3 @@ def rollout(
         step = (layer.mean(0) + torch.eye(len(mixed), device=probs.device)) / 2
         mixed = step @ mixed
     return mixed
-
-# %% ../nbs/17_inside.ipynb #f350422f
-def neighbours(
-    model: BertForPreTraining,
-    tokenizer: WordPieceTokenizer,
-    word: str,  # one piece of the vocabulary
-    k: int = 5,
-) -> list[tuple[str, float]]:  # (piece, cosine), nearest first
-    "The pieces whose word vectors point in the most similar direction."
-    table, own = model.word_embeddings.detach().float(), tokenizer.vocab[word]
-    table = F.normalize(table[: tokenizer.vocab_size], dim=-1)
-    cosines = table @ table[own]
-    cosines[own] = -2
-    top = cosines.topk(min(k, len(cosines) - 1))
-    return [(tokenizer.pieces[i], c) for i, c in zip(*(t.tolist() for t in top[::-1]))]
-
-# %% ../nbs/17_inside.ipynb #d038be0b
-def mean_cosine(vectors: Tensor) -> float:  # (n, D), n of 2 or more
-    "The mean cosine of all pairs of different vectors."
-    n = len(vectors)
-    total = F.normalize(vectors.double(), dim=-1).sum(0).square().sum()
-    return ((total - n) / (n * (n - 1))).item()

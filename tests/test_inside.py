@@ -20,7 +20,7 @@ from minibert.nn.block import BlockConfig, BlockForPreTraining
 from minibert.heads import BertForPreTraining
 from minibert.measure.heads import HeadScores, name_heads, score_heads
 from minibert.inside import (
-    KINDS, head_entropy, logit_lens, mean_cosine, neighbours, place_kinds, read_text, rollout)
+    KINDS, head_entropy, logit_lens, place_kinds, read_text, rollout)
 from minibert.measure.observer import Observer, model_parts, part_curves, plain_batch
 from minibert.show.page import for_bertviz, inspect
 from minibert.pairs import PairSampler
@@ -29,7 +29,7 @@ from minibert.train.recipe import TrainingConfig
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.train.trainer import make_sampler, pretrain, resume
 from minibert.training import Callback, Run, train_step
-from minibert.measure.heads import anisotropy, principal, word_vectors
+from minibert.measure.heads import anisotropy, mean_cosine, neighbours, principal, word_vectors
 from minibert.weights import save_pretrained, to_hf
 
 A, B = "anna lost her red ball .", "she found it under the bed ."

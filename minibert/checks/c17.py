@@ -72,7 +72,8 @@ JS = Exercise(
     hints=(
         "What is m where p or q isn't 0? So which of the two arguments of KL(p || m) can "
         "be 0 where the other isn't?",
-        "Reread [Do two heads do the same?](17_inside.ipynb#Do-two-heads-do-the-same?) "
+        "Reread [How far apart are two distributions?]"
+        "(17_inside.ipynb#How-far-apart-are-two-distributions?) "
         "ln(p / m) is ln p - ln m, and `torch.xlogy(p, m)` is p ln m, with 0 for p = 0.",
         "A skeleton:\n"
         "def js(p, q):\n"

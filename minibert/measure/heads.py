@@ -9,16 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.precision import check_finite, evaluating
 from ..heads import BertForPreTraining
-from ..inside import KINDS, mean_cosine, place_kinds, read_text
+from ..inside import KINDS, place_kinds, read_text
 from ..model import attentions
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['HeadScores', 'real_words', 'score_heads', 'name_heads', 'word_vectors', 'principal', 'anisotropy']
+__all__ = ['HeadScores', 'real_words', 'score_heads', 'name_heads', 'word_vectors', 'principal', 'neighbours', 'mean_cosine',
+           'anisotropy']
 
 # %% ../../nbs/reference/measure/heads.ipynb #9e378626
 @dataclass(frozen=True)
@@ -114,6 +116,28 @@ def principal(
     places = U[:, :k] * s[:k]
     largest = places.gather(0, places.abs().argmax(0, keepdim=True))
     return places * largest.sign(), s[:k].square() / s.square().sum()
+
+# %% ../../nbs/reference/measure/heads.ipynb #17f0a002
+def neighbours(
+    model: BertForPreTraining,
+    tokenizer: WordPieceTokenizer,
+    word: str,  # one piece of the vocabulary
+    k: int = 5,
+) -> list[tuple[str, float]]:  # (piece, cosine), nearest first
+    "The pieces whose word vectors point in the most similar direction."
+    table, own = model.word_embeddings.detach().float(), tokenizer.vocab[word]
+    table = F.normalize(table[: tokenizer.vocab_size], dim=-1)
+    cosines = table @ table[own]
+    cosines[own] = -2
+    top = cosines.topk(min(k, len(cosines) - 1))
+    return [(tokenizer.pieces[i], c) for i, c in zip(*(t.tolist() for t in top[::-1]))]
+
+# %% ../../nbs/reference/measure/heads.ipynb #17f0a005
+def mean_cosine(vectors: Tensor) -> float:  # (n, D), n of 2 or more
+    "The mean cosine of all pairs of different vectors."
+    n = len(vectors)
+    total = F.normalize(vectors.double(), dim=-1).sum(0).square().sum()
+    return ((total - n) / (n * (n - 1))).item()
 
 # %% ../../nbs/reference/measure/heads.ipynb #c64eea6e
 def anisotropy(

@@ -18,9 +18,10 @@ from .layers import forward
 from .model import backward
 from .parts import adamw_array_, as_arrays, check_run, log_numpy
 from .weights import first_weights, save_weights
+from ..train.recipe import TrainingConfig, schedule_at
 
 # %% auto #0
-__all__ = ['first_moments', 'adamw_', 'clip_', 'share_at', 'rate_at', 'gradients', 'update_', 'pretrain_numpy']
+__all__ = ['first_moments', 'adamw_', 'clip_', 'rate_at', 'gradients', 'update_', 'pretrain_numpy']
 
 # %% ../../nbs/16_numpy_training.ipynb #9615c162
 def first_moments(params: dict[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -34,7 +35,7 @@ def adamw_(
     moments: dict[str, tuple[Array, Array]],  # changed in place
     step: int,  # 1 is the first
     rate: float,
-    decay: float = 0.01,  # of matrices and tables; vectors never decay
+    decay: float = 0.01,  # of matrices; vectors never decay
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-6,
 ) -> None:
@@ -55,19 +56,9 @@ def clip_(
     return norm
 
 # %% ../../nbs/16_numpy_training.ipynb #534a75a4
-def share_at(
-    step: int,  # 0 is the first
-    training,  # a TrainingConfig
-) -> float:  # of the peak rate
-    "A line up, then a line down; the trapezoid is flat in between."
-    steps, up = training.steps, training.warmup * training.steps
-    down = steps - up if training.schedule == "linear" else training.cooldown * steps
-    return min(1.0, (step + 1) / max(up, 1), (steps - step) / max(down, 1))
-
-
-def rate_at(step: int, training) -> float:
-    "The learning rate of a step: the peak rate times its share."
-    return share_at(step, training) * training.learning_rate
+def rate_at(step: int, training: TrainingConfig) -> float:
+    "The learning rate of a step, of which 0 is the first: the peak times its share."
+    return schedule_at(step, training) * training.learning_rate
 
 # %% ../../nbs/16_numpy_training.ipynb #c6956311
 def _add(total: dict, more: dict) -> None:
@@ -103,8 +94,8 @@ def update_(
     moments: dict[str, tuple[Array, Array]],  # changed in place
     batch: dict[str, Array],
     step: int,  # 0 is the first
-    training,  # a TrainingConfig
-    schedule: Callable = share_at,  # of (step, training)
+    training: TrainingConfig,
+    schedule: Callable = schedule_at,  # of (step, training)
 ) -> dict[str, float]:  # loss, mlm_loss, nsp_loss, grad_norm, learning_rate
     "One update; FloatingPointError, and no update, if the gradient is not finite."
     parts = training.gradient_accumulation_steps
@@ -114,8 +105,7 @@ def update_(
     if not math.isfinite(norm + losses["loss"]):
         raise FloatingPointError(
             f"Step {step + 1} has a loss of {losses['loss']:.4g} and a gradient norm "
-            f"of {norm:.4g}: lower the learning rate or lengthen the warm-up; at step "
-            "1, begin with other weights."
+            f"of {norm:.4g}: lower the learning rate or lengthen the warm-up."
         )
     adamw_(params, grads, moments, step + 1, rate, training.weight_decay)
     return losses | dict(grad_norm=norm, learning_rate=rate)
@@ -124,7 +114,7 @@ def update_(
 def pretrain_numpy(
     config: BertConfig,
     sampler,  # a PairSampler
-    training,  # a TrainingConfig
+    training: TrainingConfig,
     folder: str | Path | None = None,  # gets metrics.jsonl, and a checkpoint at the end
     *,
     params: dict[str, Array] | None = None,  # trained in place; None: first_weights
@@ -134,7 +124,7 @@ def pretrain_numpy(
     check_run(config, training, folder)
     if params is None: params = first_weights(config, training.seed)
     moments = first_moments(params)
-    run = SimpleNamespace(config=training, schedule=share_at, step=0, stop=False,
+    run = SimpleNamespace(config=training, schedule=schedule_at, step=0, stop=False,
                           losses=("mlm", "nsp"), history=[])
     try:
         for callback in callbacks: callback.begin(run)

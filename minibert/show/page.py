@@ -30,8 +30,8 @@ from ..gpt import GPTForCausalLM
 from ..heads import BertForPreTraining
 from ..hub.families import family_of, resolve
 from ..inside import (
-    KINDS, Reading, head_entropy, logit_lens, neighbours, read_text, rollout)
-from ..measure.heads import name_heads, score_heads, anisotropy
+    KINDS, Reading, head_entropy, logit_lens, read_text, rollout)
+from ..measure.heads import anisotropy, name_heads, neighbours, score_heads
 from ..measure.observer import part_curves, plain_batch
 from ..model import attentions
 from ..nn.sampling import check_rows
