@@ -128,8 +128,8 @@ THROUGH = Exercise(
     hints=(
         "Each number that comes out is a sum. Of how many products, and what is the variance "
         "of one of them?",
-        "Reread [the section](06_model.ipynb#Initial-weights), and how chapter 5 followed a "
-        "gradient [through a matrix](05_encoder.ipynb#What-reaches-the-bottom).",
+        "Reread [the section](06_model.ipynb#Initial-weights), and how chapter 4 found "
+        "[the variance of a score](04_attention.ipynb#Why-we-divide-by-the-root-of-K).",
         "the steps:\nfor D in (48, 768):\n    variance_of_a_product = ...\n"
         "    variance_of_the_sum = ...\nguess = (..., ...)",
     ),
