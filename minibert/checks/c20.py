@@ -199,10 +199,10 @@ MIN_P = Exercise(
 
 # %% ../../nbs/answers/20_gpt.ipynb #79bcdd30
 def _failing():
-    "The one check of four that positions which restart do not pass."
-    restarted = altered(
+    "The one check of four that positions which count the padding do not pass."
+    counted = altered(
         next_logits, "(real.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]",
-        "torch.arange(ids.shape[1])")
+        "torch.arange(real.shape[1])[-ids.shape[1]:]")
     config = GPTConfig(61, n_positions=16, n_embd=24, n_layer=2, n_head=4,
                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     model = GPTForCausalLM(config, seeded(20, 4)).double().eval()
@@ -213,15 +213,18 @@ def _failing():
         other[:, -1] = (other[:, -1] + 1) % 61
         whole, reader = model(ids).logits, with_cache(model)
         real = torch.ones_like(ids)
-        prompt = restarted(reader, ids[:, :6], real[:, :6])
-        stream = [restarted(reader, ids[:, k:k + 1], real[:, : k + 1])
-                  for k in (6, 7, 8)]
+        stream = [counted(reader, ids[:, a:b], real[:, :b])
+                  for a, b in ((0, 6), (6, 7), (7, 8), (8, 9))]
+        shorter = real.clone()
+        shorter[1, :4] = 0  # the second prompt has five tokens
+        padded = counted(with_cache(model), ids, shorter)
+        alone = torch.stack([whole[0, -1], model(ids[1:, 4:]).logits[0, -1]])
         fresh = GPTForCausalLM(config, seeded(20, 6))
         passed = dict(
             future=torch.allclose(model(other).logits[:, 0], whole[:, 0]),
             loss=abs(fresh(ids, labels=ids).loss.item() - math.log(61)) < 0.3,
-            prompt=torch.allclose(prompt, whole[:, 5]),
-            stream=torch.allclose(torch.stack(stream, 1), whole[:, 6:]))
+            stream=torch.allclose(torch.stack(stream, 1), whole[:, 5:]),
+            padded=torch.allclose(padded, alone))
     (failed,) = (name for name, fine in passed.items() if not fine)
     return failed
 
@@ -234,17 +237,18 @@ RESTART = Exercise(
               answer="future"),
         Wrong("A fresh model's loss is computed without a cache, by the model itself, which "
               "wasn't changed.", answer="loss"),
-        Wrong("A prompt that is read in one go has the positions 0 to Q - 1, and those are "
-              "right.", answer="prompt"),
+        Wrong("`real` holds all tokens so far, so without padding the last Q of the positions "
+              "0 to S - 1 are those of the new tokens.", answer="stream"),
     ),
     hints=(
-        "Which value does Q have for a prompt of six tokens? And for the token after it?",
-        "Reread [A cache](20_gpt.ipynb#A-cache): which two things must be right for a new "
-        "token?",
+        "A prompt of six tokens has been read, and one more token comes: which shapes do "
+        "`ids` and `real` have?",
+        "Reread [A cache](20_gpt.ipynb#A-cache): what's the position of a token where its "
+        "prompt is padded on the left?",
         "A skeleton:\n"
-        "# positions given to a prompt of 3 and then to two more tokens, one by one\n"
-        "right = [0, 1, 2], [3], [4]\n"
-        "changed = [0, 1, 2], [...], [...]\n"
+        "# the positions of a token after a prompt of 3, and of a prompt of 3 behind 2 paddings\n"
+        "right = [3], [0, 1, 2]\n"
+        "changed = [...], [...]\n"
         'guess = "..."\n',
     ),
 )
