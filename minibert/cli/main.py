@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shlex
 import sys
@@ -19,8 +20,8 @@ from typing import Any
 
 from .. import __version__
 from .options import (
-    Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
-    NextSentence, Parity, Probe, Runs, parse)
+    Bench, Classify, Compare, Evaluate, ExperimentCall, FillMask, Finetune, Generate,
+    Inspect, NextSentence, Parity, Probe, Runs, parse)
 from ..core.errors import UserError, explain
 from ..core.progress import is_first, is_shown, print_table, say, shown
 from ..runs.plan import (
@@ -29,8 +30,8 @@ from ..runs.tasks import find_task, task_of
 
 # %% auto #0
 __all__ = ['FUNCTIONS', 'print_found', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity', 'run_bench',
-           'run_probe', 'run_runs', 'run_compare', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_classify',
-           'run_inspect', 'plain_warnings', 'main']
+           'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
+           'run_generate', 'run_classify', 'run_inspect', 'plain_warnings', 'main']
 
 # %% ../../nbs/reference/cli/main.ipynb #95293e22
 def print_found(options: Any, found: dict, *words: str | list) -> None:
@@ -165,6 +166,19 @@ def run_compare(options: Compare) -> None:
     print_found(options, found, comparison_rows(found), found["verdict"],
                 f"The curves are in {found['picture']}.")
 
+
+def run_experiment(options: ExperimentCall) -> None:
+    "Train what the plan asks for, or the rest of it, and print what helps."
+    say(f"Reading {options.plan} ...")
+    from minibert.core.precision import keep_freed_memory
+    from minibert.runs.experiment import gain_rows, run_plan
+    keep_freed_memory()
+    folder, found = run_plan(options.plan, options.minutes, options.seeds, options.out)
+    known = [{name: None if isinstance(value, float) and not math.isfinite(value)
+              else value for name, value in row.items()} for row in found]
+    print_found(options, dict(folder=str(folder), variants=known), gain_rows(found),
+                f"The table, the plot and every run are in {folder}.")
+
 # %% ../../nbs/reference/cli/main.ipynb #f2a6767d
 def run_fill_mask(options: FillMask) -> None:
     "Print the likeliest pieces, a line for every [MASK]."
@@ -250,7 +264,7 @@ FUNCTIONS = {
     Evaluate: run_evaluate, FillMask: run_fill_mask, NextSentence: run_next_sentence,
     Generate: run_generate, Parity: run_parity, Finetune: run_finetune,
     Classify: run_classify, Inspect: run_inspect, Probe: run_probe, Bench: run_bench,
-    Runs: run_runs, Compare: run_compare}
+    Runs: run_runs, Compare: run_compare, ExperimentCall: run_experiment}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ..runs.tasks import Task, read_plan, task_of
 # %% auto #0
 __all__ = ['Switch', 'RunName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class', 'Evaluate',
            'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Inspect', 'Probe', 'Bench',
-           'Runs', 'Compare', 'look_for', 'pretrain_default', 'finetune_default', 'parse']
+           'Runs', 'Compare', 'ExperimentCall', 'look_for', 'pretrain_default', 'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
 Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
@@ -188,6 +188,17 @@ class Compare(Output):
     out: Name | None = None  # a PNG file for the curves (default: runs/A-and-B.png)
 
 
+@checked
+class ExperimentCall(Output):
+    "Train a base and its changes by a plan, with paired seeds, and tell what helps."
+
+    plan: Annotated[  # a YAML file: base, and changes by name, each with its options
+        Name, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
+    minutes: Positive | None = None  # for each run; None: the base's steps
+    seeds: Count = 3  # runs of each variant and rate
+    out: Name | None = None  # for all runs (default: in runs/, by the plan's name)
+
+
 COMMANDS = {
     "pretrain": Call,
     "evaluate": Evaluate,
@@ -202,6 +213,7 @@ COMMANDS = {
     "bench": Bench,
     "runs": Runs,
     "compare": Compare,
+    "experiment": ExperimentCall,
 }
 
 # %% ../../nbs/reference/cli/options.ipynb #6da0ff7b

@@ -75,10 +75,19 @@ class TrainingOptions(TrainingConfig):
     steps: Count = 1100  # updates of the weights
     batch_size: Batch = 64  # examples in a step
     length: Batch = 48  # tokens in an example, the specials included
-    optimizer: Literal["adamw", "muon"] = "muon"  # muon: for the layers' matrices
+    optimizer: Literal[  # muon: for the layers' matrices; others: chapter 23's
+        "adamw", "muon", "sgd", "adam", "adafactor", "lion", "sophia"] = "muon"
     learning_rate: Rate = 4e-3  # AdamW's, at its peak
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
+    schedule: Literal[  # down at once, in a curve, after a flat part, or not at all
+        "linear", "cosine", "trapezoid", "none"] = "linear"
     minutes: Annotated[float, Gt(0), Le(10**7)] | None = None  # train for so long
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.minutes and self.schedule in ("cosine", "none"):
+            raise UserError(f"schedule is {self.schedule}, and a run by minutes has "
+                            "a trapezoid: give --steps instead of --minutes.")
 
 
 @checked

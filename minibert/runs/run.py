@@ -46,6 +46,7 @@ from ..train.recipe import TrainingConfig
 from ..tokenizer import WordPieceTokenizer
 from ..train.trainer import train_model
 from ..training import Callback
+from ..what_helps import Choose
 from ..weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
@@ -273,8 +274,9 @@ def at_checkpoints(run: OpenedRun) -> Callable | None:  # of a model: val_loss a
 # %% ../../nbs/reference/runs/run.ipynb #489d2796
 def callbacks_for(run: OpenedRun) -> list[Callback]:
     "What the plan asks for beside the training: minutes, figures, TensorBoard."
-    minutes, callbacks = run.plan.training.minutes, []
-    if minutes is not None: callbacks.append(Budget(minutes))
+    training, callbacks = run.plan.training, []
+    if training.minutes is not None: callbacks.append(Budget(training.minutes))
+    callbacks.append(Choose(training.optimizer, training.schedule))
     if ask := at_checkpoints(run): callbacks.append(Measure(ask))
     callbacks += run.task.callbacks(run)
     if run.plan.output.tensorboard:
@@ -316,7 +318,7 @@ def train(
     sampler = run.task.examples(run.plan, run.train, run.tokenizer)
     callbacks, start = callbacks_for(run), time.monotonic()
     if run.plan.model.backend == "numpy":
-        timed = [c for c in callbacks if isinstance(c, Budget | TensorBoard)]
+        timed = [c for c in callbacks if isinstance(c, Budget | Choose | TensorBoard)]
         model = train_by_hand(model.cpu(), sampler, training, run.folder, timed)
         return model, round(time.monotonic() - start, 3)
     done = train_model(model, sampler, training, run.folder, callbacks=callbacks,

@@ -21,7 +21,7 @@ from ..core.files import write_whole
 
 # %% auto #0
 __all__ = ['COLOURS', 'SIGNED', 'Picture', 'write_figure', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors',
-           'show_curves', 'show_bars', 'show_points', 'Explorer', 'explore']
+           'show_curves', 'show_bars', 'show_points', 'show_intervals', 'Explorer', 'explore']
 
 # %% ../../nbs/reference/show/plots.ipynb #263bb812
 class Picture(plt.Figure):
@@ -396,6 +396,27 @@ def show_points(
     axis.set(xlabel=x, ylabel=y)
     axis.set_aspect("equal", "datalim")
     axis.legend(fontsize=9, frameon=False)
+    return figure
+
+# %% ../../nbs/reference/show/plots.ipynb #48e868f9
+def show_intervals(
+    intervals: dict[str, tuple],  # {label: (middle, low, high)}; nan: no interval
+    x: str = "",
+    title: str = "",
+    alt: str = "",  # what it shows, in words
+) -> plt.Figure:
+    "A forest plot: a point and an interval for each label, beside a line at 0."
+    told = "; ".join(f"{label} {middle:+.3g} ({low:+.3g} to {high:+.3g})"
+                     for label, (middle, low, high) in intervals.items())
+    figure, ((axis,),) = _blank(5.6, 0.9 + 0.28 * len(intervals), title,
+                                alt or f"{x}: {told}.")
+    for k, (middle, low, high) in enumerate(intervals.values()):
+        axis.plot([low, high], [k, k], color="#31688e", linewidth=1.6)
+        axis.plot(middle, k, "o", color="#31688e", markersize=5)
+    axis.axvline(0, color="grey", linewidth=1, linestyle="--")
+    axis.set_yticks(range(len(intervals)), list(intervals), parse_math=False)
+    axis.set(xlabel=x, ylim=(max(len(intervals), 1) - 0.5, -0.5))
+    axis.tick_params(labelsize=9)
     return figure
 
 # %% ../../nbs/reference/show/plots.ipynb #a3b71aaf
