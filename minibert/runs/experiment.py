@@ -48,21 +48,17 @@ def read_experiment(path: str | Path, minutes: float | None = None) -> dict[str,
     "The plans of the base and of each change; UserError where the file is wrong."
     values = read_values(path)
     if {*values} != {"base", "changes"}:
-        raise UserError(f"{path} has {', '.join(values)}: an experiment has two parts, "
-                        "base and changes.")
+        raise UserError(f"{path} is to have two parts, base and changes.")
     base = _options(values["base"], f"The base of {path}")
     task = task_of(base.get("model", "bert"))
-    bundle = task.implied("recipe", base.pop("recipe", None))
-    plan = with_values(task.plan(), bundle | base | dict(minutes=minutes))
-    plans = dict(base=definite(plan))
+    base = task.implied("recipe", base.pop("recipe", None)) | base | dict(minutes=minutes)
+    plans = dict(base=definite(with_values(task.plan(), base)))
     for name, own in _options(values["changes"], f"The part changes of {path}").items():
         own = _options(own, f"The change {name} of {path}")
         if name == "base" or not re.fullmatch(r"\w[\w .+-]*", name):
-            raise UserError(f"A change in {path} is called {name!r}: choose another "
-                            "name, of letters, digits and spaces.")
+            raise UserError(f"{path} has a change {name!r}: call it otherwise.")
         if fixed := sorted(FIXED & {*own}):
-            raise UserError(f"The change {name} of {path} sets {fixed[0]}, which is "
-                            "the same for all: set it in the base.")
+            raise UserError(f"In {path}, {name}: only the base can set {fixed[0]}.")
         try: plans[name] = with_values(plans["base"], own)
         except UserError as problem:
             raise UserError(f"In {path}, {name}: {problem}") from None
@@ -117,10 +113,9 @@ def run_trial(trial: Trial, base: Plan) -> None:
         try: _train_trial(trial, base)
         except UserError as problem:
             if not (folder / "metrics.jsonl").exists(): raise  # it has not even begun
-            told = json.dumps(dict(diverged=str(problem)))
-            write_whole(folder / "summary.json", told)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("Stopped: the same command goes on.") from None
+            write_whole(folder / "summary.json", json.dumps({"diverged": f"{problem}"}))
+        except KeyboardInterrupt as stop:
+            raise type(stop)("Stopped: the same command goes on.") from None
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
@@ -170,15 +165,16 @@ def find_gains(results: list[dict]) -> list[dict]:  # the base first, then as pl
 
 def gain_rows(found: list[dict]) -> list[tuple]:  # the first is the header
     "The variants as rows of words."
-    rows = [("variant", "rate", found[0]["figure"], "steps", "gain", "95 % interval",
-             "verdict")]
+    figure = found[0]["figure"]
+    rows = [("variant", "rate", figure, "steps", "gain", "95 % interval", "verdict")]
     edge = {RATES[0]: ", the lowest", RATES[-1]: ", the highest"}
     for row in found:
         gain, low, high = row["gain"], row["low"], row["high"]
         words = [f"{gain:+.3f}" * math.isfinite(gain),
                  f"{low:+.3f} to {high:+.3f}" * math.isfinite(low)]
-        rows.append((row["name"], f"x{row['factor']:g}{edge.get(row['factor'], '')}",
-                     f"{row['value']:.3f}", f"{row['steps']:,}", *words, row["verdict"]))
+        rate = f"x{row['factor']:g}{edge.get(row['factor'], '')}"
+        words = f"{row['value']:.3f}", f"{row['steps']:,}", *words
+        rows.append((row["name"], rate, *words, row["verdict"]))
     return rows
 
 # %% ../../nbs/reference/runs/experiment.ipynb #6f6b8552

@@ -36,6 +36,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "runs.plan": "recipe promises",
     "core.seeds": "core training steps",
     "train.recipe": "recipe training",
+    "what_helps": "what_helps",
     "config": "config defaults",
     "hub.config_files": "config",
     "hub.files": "weights training",
