@@ -51,8 +51,8 @@ def read_experiment(path: str | Path, minutes: float | None = None) -> dict[str,
         raise UserError(f"{path} is to have two parts, base and changes.")
     base = _options(values["base"], f"The base of {path}")
     task = task_of(base.get("model", "bert"))
-    base = task.implied("recipe", base.pop("recipe", None)) | base | dict(minutes=minutes)
-    plans = dict(base=definite(with_values(task.plan(), base)))
+    base = task.implied("recipe", base.pop("recipe", None)) | base
+    plans = dict(base=definite(with_values(task.plan(), base | dict(minutes=minutes))))
     for name, own in _options(values["changes"], f"The part changes of {path}").items():
         own = _options(own, f"The change {name} of {path}")
         if name == "base" or not re.fullmatch(r"\w[\w .+-]*", name):
@@ -150,11 +150,10 @@ def find_gains(results: list[dict]) -> list[dict]:  # the base first, then as pl
     rates, found = {}, []
     for row in results:
         rates.setdefault(row["name"], {}).setdefault(row["factor"], []).append(row)
-    def best(name):  # a run for each seed
-        return min(rates[name].values(), key=lambda rows: mean(r["cost"] for r in rows))
-    for name in rates:
-        own = best(name)
-        gains = [a["cost"] - b["cost"] for a, b in zip(best("base"), own)]
+    best = {name: min(by.values(), key=lambda rows: mean(r["cost"] for r in rows))
+            for name, by in rates.items()}  # a run for each seed
+    for own in best.values():
+        gains = [a["cost"] - b["cost"] for a, b in zip(best["base"], own)]
         low, high, verdict = judge_gain(gains)
         found.append(own[0] | dict(
             value=abs(mean(row["cost"] for row in own)), gain=mean(gains), low=low,
