@@ -198,6 +198,5 @@ def run_plan(
         write_whole(folder / "table.md", "".join(f"{' | '.join(r)}\n" for r in table))
         known = {row["name"]: (row["gain"], row["low"], row["high"])
                  for row in found if math.isfinite(row["gain"])}
-        drawn = show_intervals(known, f"gain over the base in {header[2]}")
-        write_figure(drawn, folder / "forest.png")
+        write_figure(show_intervals(known, "gain over the base"), folder / "forest.png")
     return folder, found
