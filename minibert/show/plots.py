@@ -202,8 +202,8 @@ def show_heads(
     for head, axis in enumerate(axes.flat[:heads]):
         image = _heat(axis, values[head], 0, 1, "equal")
         left, lowest = head % across == 0, head + across >= heads
-        _words(axis.yaxis, tokens if left else [], pitch, "who looks")
-        _words(axis.xaxis, tokens if lowest else [], pitch, "at whom")
+        _words(axis.yaxis, tokens if left else [], pitch, "token that looks")
+        _words(axis.xaxis, tokens if lowest else [], pitch, "token it looks at")
         axis.set_title(f"head {head}", fontsize=9)
     _scale(figure, image, figure.axes, values)
     return figure
