@@ -363,12 +363,12 @@ def label_ends(
     for axis in figure.axes:
         if legend := axis.get_legend(): legend.remove()
         axis.margins(x=0)
-        low, high = axis.get_ylim()
-        apart, lowest = 0.085 * (high - low), -math.inf
+        (low, high), y = axis.get_ylim(), -math.inf
+        look = dict(fontsize=11, transform=axis.get_yaxis_transform(), parse_math=False)
         for line in sorted(axis.lines, key=lambda line: line.get_ydata()[-1]):
-            lowest = max(line.get_ydata()[-1], lowest + apart)
-            axis.text(1.02, lowest, line.get_label(), color=line.get_color(), va="center",
-                      fontsize=11, transform=axis.get_yaxis_transform(), parse_math=False)
+            y = max(line.get_ydata()[-1], y + 0.085 * (high - low))
+            look["color"] = line.get_color()
+            axis.text(1.02, y, line.get_label(), va="center", **look)
     longest = max(len(line.get_label()) for axis in figure.axes for line in axis.lines)
     figure.set_figwidth(figure.get_figwidth() + _WIDE * longest)
     return figure
