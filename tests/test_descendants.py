@@ -15,12 +15,13 @@ from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
 from minibert.data.stories import stories
 from minibert.descendants import (
-    AlbertConfig, DistilBertConfig, DistilBertForMaskedLM, DistilBertStudent, ElectraConfig, ElectraForJointTraining, FullSentences, OrderedPairs,
-    Replaced, RobertaConfig, Taught, distillation_losses, draw_tokens, full_sentences, student_of, swap_order)
+    DistilBertForMaskedLM, DistilBertStudent, ElectraForJointTraining, distillation_losses, draw_tokens, full_sentences, student_of, swap_order)
 from minibert.heads import BertForPreTraining
 from minibert.hub.compare import compare_with_hf
 from minibert.hub.families import FAMILIES, family_of, resolve
 from minibert.data.pairs import Pairs
+from minibert.data.rows import FullSentences, OrderedPairs, Replaced, Taught
+from minibert.hub.sizes import AlbertConfig, DistilBertConfig, ElectraConfig, RobertaConfig
 from minibert.model import attentions
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.runs.course import open_course
@@ -410,8 +411,7 @@ def test_a_joint_checkpoint_opens_as_their_discriminator(tmp_path):
 def test_a_teacher_comes_with_the_batch(course):
     corpus, tokenizer = course
     teacher = BertForPreTraining(BertConfig(**SIZES | dict(vocab_size=tokenizer.vocab_size, max_position_embeddings=40)), seeded(0))
-    examples = Taught(corpus, tokenizer, 40, seed=1)
-    examples.teacher = teacher.train()
+    examples = Taught(teacher.train(), corpus, tokenizer, 40, seed=1)
     batch = examples.batch(3, 4)
     assert_same(batch, examples.batch(3, 4), tol=0)
     assert teacher.training and not batch["teacher_logits"].requires_grad

@@ -135,7 +135,7 @@ def _descendant(kind: str, name: str, table: str, decoder: str = "", **more) -> 
                tied=tied if decoder else {}, compared="minibert.hub.compare:MASKS")
     only = dict.fromkeys(("hidden_act", "activation"), _ACTIVATIONS)
     only |= dict(is_decoder=[False], num_hidden_groups=[1], inner_group_num=[1])
-    return Family(f"minibert.descendants:{word}Config", f"minibert.descendants:{name}",
+    return Family(f"minibert.hub.sizes:{word}Config", f"minibert.descendants:{name}",
                   table.replace("BASE", kind), f"{kind}.", ignored=_BUFFERS + _UNUSED,
                   only=only, **own | more)
 
