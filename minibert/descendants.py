@@ -27,8 +27,8 @@ __all__ = ['BareModel', 'MaskedOutput', 'MaskedModel', 'RobertaEmbeddings', 'Rob
            'full_sentences', 'narrow', 'NarrowEmbeddings', 'SharedEncoder', 'NarrowHead', 'AlbertModel',
            'AlbertForPreTraining', 'swap_order', 'distillation_losses', 'student_of', 'DistilEmbeddings', 'DistilLayer',
            'DistilEncoder', 'DistilBertModel', 'DistilBertForMaskedLM', 'DistilBertStudent', 'draw_tokens',
-           'ElectraEmbeddings', 'ElectraModel', 'ElectraHead', 'ElectraForMaskedLM', 'ElectraForPreTraining',
-           'ElectraForJointTraining']
+           'JointOutput', 'ElectraEmbeddings', 'ElectraModel', 'ElectraHead', 'ElectraForMaskedLM',
+           'ElectraForPreTraining', 'ElectraForJointTraining']
 
 # %% ../nbs/22a_descendants.ipynb #26c9d026
 class BareModel(BertModel):
@@ -58,7 +58,7 @@ class MaskedOutput:
 class MaskedModel(BertForPreTraining):
     "BERT for masked words alone: no pooler, no NSP head."
 
-    model_class, head_class = BareModel, MLMHead
+    model_class, head_class, objectives = BareModel, MLMHead, ("mlm",)
 
     def __init__(self, config, generator: torch.Generator | None = None):
         nn.Module.__init__(self)
@@ -173,7 +173,7 @@ class AlbertModel(BertModel):
 class AlbertForPreTraining(BertForPreTraining):
     "ALBERT: masked words, and the order of two sentences."
 
-    model_class = AlbertModel
+    model_class, objectives = AlbertModel, ("mlm", "sop")
 
     def __init__(self, config: AlbertConfig, generator: torch.Generator | None = None):
         super().__init__(config, generator)
@@ -306,6 +306,15 @@ def draw_tokens(
     total = logits.double().softmax(-1).cumsum(-1)
     return (total <= noise[:, None] * total[:, -1:]).sum(-1)
 
+
+@dataclass
+class JointOutput(MaskedOutput):
+    "What both of ELECTRA's models say, (B, S) each."
+
+    corrupt: Tensor  # the ids that the discriminator read
+    replaced: Tensor  # bool: those that are not the original ones
+    verdicts: Tensor  # its logits
+
 # %% ../nbs/22a_descendants.ipynb #21ceea3b
 class ElectraEmbeddings(NarrowEmbeddings):
     "ALBERT's; where E = D there is nothing to map."
@@ -394,7 +403,7 @@ class ElectraForJointTraining(nn.Module):
         attention_mask: Tensor | None = None,  # (B, S), 1 = real
         labels: Tensor | None = None,  # (B, S), -100 = not chosen
         noise: Tensor | None = None,  # (B, S), uniform in 0 to 1
-    ) -> MaskedOutput:
+    ) -> JointOutput:
         inputs, chosen = (token_type_ids, attention_mask), labels != -100
         asked = self.generator(input_ids, *inputs, labels)
         sampled = draw_tokens(asked.logits.detach(), noise[chosen])
@@ -402,4 +411,5 @@ class ElectraForJointTraining(nn.Module):
         replaced = chosen & (corrupt != labels)
         found = self.discriminator(corrupt, *inputs, replaced)
         losses = dict(mlm=asked.loss, rtd=50 * found.loss)
-        return MaskedOutput(sum(losses.values()), asked.logits, losses)
+        return JointOutput(sum(losses.values()), asked.logits, losses, corrupt,
+                           replaced, found.logits)

@@ -5,6 +5,9 @@
 # %% ../../nbs/reference/data/rows.ipynb #8b3c57a8
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,12 +18,12 @@ from .corpus import Corpus
 from .pairs import draw_pairs
 from ..descendants import full_sentences, swap_order
 from ..masking import choose_tokens, mask_tokens
-from ..measure.predictions import PretrainingExamples
+from ..measure.predictions import Predictions, PretrainingExamples
 from ..pairs import PairSampler, collate
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['FullSentences', 'OrderedPairs', 'Taught', 'Replaced']
+__all__ = ['FullSentences', 'asked', 'OrderedPairs', 'Taught', 'Replaced', 'show_replaced']
 
 # %% ../../nbs/reference/data/rows.ipynb #ebcfe5df
 class FullSentences(PretrainingExamples):
@@ -59,9 +62,22 @@ class FullSentences(PretrainingExamples):
         batch = dict(input_ids=masked, attention_mask=real.long(), labels=labels)
         return batch | (dict(positions=places.clamp(min=-1)) if positions else {})
 
+# %% ../../nbs/reference/data/rows.ipynb #0f36ed92
+def asked(
+    model: nn.Module, examples: Any, batches: int, batch_size: int,
+) -> Iterator[tuple]:  # the step, its batch, and the model's output
+    "Ask a model about the first batches, in eval mode."
+    with evaluating(model) as device:
+        for step in range(batches):
+            batch = examples.batch(step, batch_size)
+            yield step, batch, model(**{n: v.to(device) for n, v in batch.items()})
+
 # %% ../../nbs/reference/data/rows.ipynb #930472da
 class OrderedPairs(PairSampler):
     "Pairs of one document, half of them in the wrong order, with masked words."
+
+    def __init__(self, *place, **named):
+        super().__init__(*place, **named | dict(objectives=("mlm", "sop")))
 
     def batch(
         self, step: int, batch_size: int = 32, *, positions: bool = False,
@@ -79,6 +95,17 @@ class OrderedPairs(PairSampler):
                       sentence_order_label=batch.pop("next_sentence_label"))
         if not positions: del batch["positions"]
         return batch
+
+    def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
+        "The masked words', and the loss and accuracy of the order."
+        parts, own = [], super().figures(model, batches, batch_size)
+        for step, batch, out in asked(model, self, batches, batch_size):
+            row = torch.arange(batch_size) + step * batch_size
+            label = batch["sentence_order_label"]
+            parts.append(Predictions.of(out.seq_relationship_logits, label, row))
+        order = Predictions.joined(parts)
+        return own | dict(sop_loss=(order.loss, order.row),
+                          sop_accuracy=(order.right, order.row))
 
 # %% ../../nbs/reference/data/rows.ipynb #8d608c87
 class Taught(FullSentences):
@@ -116,3 +143,34 @@ class Replaced(FullSentences):
         batch = super().batch(step, batch_size, **more)
         shape, generator = batch["input_ids"].shape, seeded(self.seed, step, 3)
         return batch | dict(noise=torch.rand(shape, generator=generator))
+
+    def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
+        "The generator's masked words, and what the discriminator finds."
+        parts, own = [], super().figures(model, batches, batch_size)
+        for step, batch, out in asked(model, self, batches, batch_size):
+            real = batch["attention_mask"].bool()
+            row = torch.arange(batch_size)[:, None].expand_as(real) + step * batch_size
+            logits = torch.stack([torch.zeros_like(out.verdicts), out.verdicts], -1)
+            parts.append(Predictions.of(
+                logits.cpu()[real], out.replaced.cpu()[real].long(), row[real]))
+        found = Predictions.joined(parts)
+        figures = dict(rtd_loss=(50 * found.loss, found.row),
+                       rtd_accuracy=(found.right, found.row))
+        if (bad := found.label == 1).any():
+            figures["rtd_recall"] = (found.right[bad], found.row[bad])
+        return own | figures
+
+
+def show_replaced(model: nn.Module, tokenizer, batch: dict) -> list[str]:  # lines
+    "Rows as the discriminator reads them: [replaced], and *suspected* by it."
+    with evaluating(model) as device:
+        out = model(**{name: values.to(device) for name, values in batch.items()})
+    lines = []
+    parts = out.corrupt, out.replaced, out.verdicts > 0, batch["attention_mask"]
+    for row in zip(*(part.tolist() for part in parts)):
+        words = []
+        for i, bad, told, real in zip(*row):
+            word = f"[{tokenizer.pieces[i]}]" if bad else tokenizer.pieces[i]
+            if real: words.append(f"*{word}*" if told else word)
+        lines.append("  " + " ".join(words[1:-1]))
+    return lines

@@ -16,8 +16,8 @@ from typing import Any
 from ..core.errors import UserError
 
 # %% auto #0
-__all__ = ['FAMILIES', 'Family', 'resolve', 'find_family', 'family_of', 'tokenizer_options', 'Entry', 'unroll', 'into_ours',
-           'into_theirs']
+__all__ = ['FAMILIES', 'Family', 'resolve', 'find_family', 'family_of', 'reads', 'tokenizer_options', 'Entry', 'unroll',
+           'into_ours', 'into_theirs']
 
 # %% ../../nbs/reference/hub/families.ipynb #f6c754ad
 @dataclass(frozen=True)
@@ -153,9 +153,11 @@ _DESCENDANTS = {(kind, name): _descendant(kind, name, *more) for kind, name, *mo
     ("roberta", "RobertaForMaskedLM", _BODY + _head(
         "lm_head.dense", "lm_head.layer_norm", "lm_head.bias"), "lm_head.decoder"),
     ("albert", "AlbertForPreTraining", _ALBERT, "predictions.decoder"),
-    ("distilbert", "DistilBertForMaskedLM", _DISTILBERT, "vocab_projector"),
     ("electra", "ElectraForPreTraining", _FINDER),
     ("electra", "ElectraForMaskedLM", _GENERATOR, "generator_lm_head"))}
+_DESCENDANTS["distilbert", "DistilBertForMaskedLM"] = _descendant(
+    "distilbert", "DistilBertForMaskedLM", _DISTILBERT, "vocab_projector",
+    fast="minibert.descendants:DistilBertStudent")
 _DESCENDANTS["electra", "ElectraForJointTraining"] = _descendant(
     "electra", "ElectraForJointTraining", _two_models(), beside=("generator.",),
     compared="", optional={})
@@ -291,10 +293,16 @@ def family_of(model: Any) -> tuple[str, Family]:  # its architecture, and the fa
     raise LookupError(f"minibert.hub.families.FAMILIES has no {type(model).__name__}.")
 
 
+def reads(config: Any) -> int | float:  # math.inf where there is no table of positions
+    "How many tokens a model reads; RoBERTa's table has rows that none of them gets."
+    room = getattr(config, "max_position_embeddings", math.inf)
+    return room - getattr(config, "first_position", 0)
+
+
 def tokenizer_options(config: Any) -> dict:  # for a tokenizer's `save_pretrained`
     "What a tokenizer's files say of the model beside them."
     _, family = find_family(config.model_type)
-    room = getattr(config, "max_position_embeddings", math.inf)
+    room = reads(config)
     return dict(longest=None if room == math.inf else room, template=family.template)
 
 # %% ../../nbs/reference/hub/families.ipynb #01dc66d5
