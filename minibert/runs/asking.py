@@ -15,6 +15,7 @@ from torch import nn
 
 from ..core.errors import UserError
 from ..core.files import read_json
+from ..hub.families import reads
 from .plan import read_values
 
 # %% auto #0
@@ -44,7 +45,9 @@ def untrained(model: nn.Module, about: dict) -> set[str]:  # of the parts in HEA
 def learned(model: nn.Module, about: dict) -> tuple[str, ...]:  # of mlm and nsp
     "What a BERT has learned to answer."
     fresh = untrained(model, about)
-    return tuple(name for name, parts in HEADS.items() if not fresh & {*parts})
+    able = getattr(model, "objectives", HEADS)  # a descendant may have other heads
+    return tuple(name for name, parts in HEADS.items()
+                 if name in able and not fresh & {*parts})
 
 
 def check_learned(model: nn.Module, folder: str | Path, objective: str) -> None:
@@ -84,7 +87,7 @@ def check_question(
 ) -> None:
     "Refuse a question that the model can't read: UserError."
     check_weights(model)
-    V, most = model.config.vocab_size, model.config.max_position_embeddings
+    V, most = model.config.vocab_size, reads(model.config)
     if tokenizer.vocab_size > V:
         raise UserError(f"The tokenizer has {tokenizer.vocab_size} pieces, and the "
                         f"model {V}: give the tokenizer of this model.")

@@ -81,6 +81,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "gpt": "gpt",
     "data.spans": "t5 t5_runs other_checkpoints",
     "t5": "t5",
+    "descendants": "descendants",
+    "data.rows": "descendants",
     "show.page": "other_checkpoints",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
@@ -111,7 +113,8 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"reference/{mutant.module.replace('.', '/')}.ipynb"
+    name = mutant.module
+    places = f"[0-9][0-9]_{name}.ipynb", f"[0-9][0-9][a-z]_{name}.ipynb", f"reference/{name.replace('.', '/')}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
@@ -176,7 +179,7 @@ def judge(mutant: Mutant, folder: Path) -> None:
     import minibert
     assert Path(minibert.__file__).is_relative_to(folder), f"{minibert.__file__} is not the mutant's"
     checks = [(run_notebook, folder / notebook(mutant).parent.relative_to(ROOT)), (run_tests, folder)]
-    if mutant.module in ("training", "evaluation", "t5"): checks.reverse()
+    if mutant.module in ("training", "evaluation", "t5", "descendants"): checks.reverse()
     for check, place in checks:
         os.chdir(place)
         if found := check(mutant): break
