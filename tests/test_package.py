@@ -29,7 +29,7 @@ ORDER = """  # of the modules: each may import those before it
     train.recipe train.optimizers training evaluation parity hub.families hub.config_files hub.files weights
     numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
-    finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block speed measure.probes checks.exercises checks.experiments checks
+    finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block new_layers speed measure.probes checks.exercises checks.experiments checks
     measure.observer
     runs.plan runs.asking runs.tasks runs.bert runs.finetune text.foreign runs.run
     runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
@@ -86,7 +86,7 @@ def test_every_module_has_one_place_in_the_order():
 
 
 def test_chapters_stand_in_the_order_of_their_numbers():
-    numbers = {name: re.search(r"File to edit: .*?nbs/(\d\d)_", path.read_text(encoding="utf8")) for name, path in zip(NAMES, MODULES, strict=True)}
+    numbers = {name: re.search(r"File to edit: .*?nbs/(\d\d)[a-z]?_", path.read_text(encoding="utf8")) for name, path in zip(NAMES, MODULES, strict=True)}
     found = [int(numbers[name][1]) for name in sorted(NAMES, key=place) if numbers[name]]
     assert found == sorted(found) and len(found) >= 20
 

@@ -81,6 +81,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "gpt": "gpt",
     "data.spans": "t5 t5_runs other_checkpoints",
     "t5": "t5",
+    "new_layers": "new_layers",
     "show.page": "other_checkpoints",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
@@ -111,7 +112,8 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"reference/{mutant.module.replace('.', '/')}.ipynb"
+    name = mutant.module
+    places = f"[0-9][0-9]_{name}.ipynb", f"[0-9][0-9][a-z]_{name}.ipynb", f"reference/{name.replace('.', '/')}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
