@@ -26,9 +26,9 @@ from .nn.shortcuts import fast_attend
 
 # %% auto #0
 __all__ = ['DebertaConfig', 'ModernBertConfig', 'MaskedLM', 'ModernBertAttention', 'ModernBertLayer', 'ModernBertEncoder',
-           'near_mask', 'ModernBertEmbeddings', 'ModernBertModel', 'ModernBertForMaskedLM', 'PackedAttention',
-           'PackedLayer', 'PackedEncoder', 'PackedModernBertModel', 'PackedModernBertForMaskedLM', 'log_buckets',
-           'DebertaAttention', 'DebertaLayer', 'DebertaEncoder', 'DebertaEmbeddings', 'DebertaModel',
+           'near_mask', 'ModernBertEmbeddings', 'ModernBertModel', 'ModernBertForMaskedLM', 'attend_near',
+           'PackedAttention', 'PackedLayer', 'PackedEncoder', 'PackedModernBertModel', 'PackedModernBertForMaskedLM',
+           'log_buckets', 'DebertaAttention', 'DebertaLayer', 'DebertaEncoder', 'DebertaEmbeddings', 'DebertaModel',
            'DebertaForMaskedLM']
 
 # %% ../nbs/22b_new_layers.ipynb #72b36ea1
@@ -179,6 +179,7 @@ class ModernBertEncoder(BlockEncoder):
         for layer, local in zip(self.layers, self.local):
             theta = config.local_rope_theta if local else config.global_rope_theta
             layer.attention.base = theta
+            layer.attention.window = self.window if local else math.inf
         self.layers[0].attention_norm = nn.Identity()  # its input is normed already
 
     def masks(self, hidden: Tensor, mask: Any) -> tuple[Any, Any]:
@@ -228,15 +229,33 @@ class ModernBertForMaskedLM(MaskedLM):
         super().__init__(config, generator)
         forget_biases_(self.mlm_head.dense), forget_biases_(self.mlm_head.norm)
 
-# %% ../nbs/22b_new_layers.ipynb #2a235524
+# %% ../nbs/22b_new_layers.ipynb #daa48f51
+def attend_near(
+    q: Tensor,  # (B, H, S, K)
+    k: Tensor,  # (B, H, S, K)
+    v: Tensor,  # (B, H, S, K)
+    window: float,
+) -> Tensor:  # (B, H, S, K)
+    "Attention to keys at most `window` away, for some neighbouring queries at a time."
+    S, found = q.shape[2], []
+    if S <= window + 1: return fast_attend(q, k, v)
+    place, several = torch.arange(S, device=q.device), 2 * window + 1
+    for first in range(0, S, several):
+        some, keys = slice(first, first + several), slice(
+            max(0, first - window), first + several + window)
+        near = (place[keys] - place[some, None]).abs() <= window
+        mask = additive_mask(near[None], q.dtype)
+        found.append(fast_attend(q[:, :, some], k[:, :, keys], v[:, :, keys], mask))
+    return torch.cat(found, dim=2)
+
+
 class PackedAttention(ModernBertAttention):
     "Attention within each of several texts that lie end to end in one row."
 
-    def forward(self, x, texts, memory=None, positions=None):
-        lengths, masks = zip(*texts)
+    def forward(self, x, lengths, memory=None, positions=None):
         parts = MultiHeadAttention.heads_of(self, x)
-        parts = zip(*(part.split(lengths, dim=2) for part in parts), masks)
-        found = [fast_attend(*self.turned(q, k), v, mask) for q, k, v, mask in parts]
+        texts = zip(*(part.split(lengths, dim=2) for part in parts))
+        found = [attend_near(*self.turned(q, k), v, self.window) for q, k, v in texts]
         return self.output(merge_heads(torch.cat(found, dim=2)))
 
 
@@ -252,10 +271,8 @@ class PackedEncoder(ModernBertEncoder):
     layer_class = PackedLayer
 
     def masks(self, hidden, lengths):
-        "For each text its length and its own mask."
-        near = near_mask(None, self.window, hidden[:, :max(lengths)])
-        whole = [(n, None) for n in lengths]
-        return whole, [(n, near[..., :n, :n]) for n in lengths]
+        "No masks: each layer gets the texts' lengths."
+        return lengths, lengths
 
 
 class PackedModernBertModel(ModernBertModel):
