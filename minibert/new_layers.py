@@ -25,11 +25,64 @@ from minibert.nn.block import (
 from .nn.shortcuts import fast_attend
 
 # %% auto #0
-__all__ = ['DebertaConfig', 'ModernBertConfig', 'MaskedLM', 'ModernBertAttention', 'ModernBertLayer', 'ModernBertEncoder',
-           'near_mask', 'ModernBertEmbeddings', 'ModernBertModel', 'ModernBertForMaskedLM', 'attend_near',
+__all__ = ['ModernBertAttention', 'ModernBertLayer', 'near_mask', 'ModernBertEncoder', 'DebertaConfig', 'ModernBertConfig',
+           'MaskedLM', 'ModernBertEmbeddings', 'ModernBertModel', 'ModernBertForMaskedLM', 'attend_near',
            'PackedAttention', 'PackedLayer', 'PackedEncoder', 'PackedModernBertModel', 'PackedModernBertForMaskedLM',
            'log_buckets', 'DebertaAttention', 'DebertaLayer', 'DebertaEncoder', 'DebertaEmbeddings', 'DebertaModel',
            'DebertaForMaskedLM']
+
+# %% ../nbs/22b_new_layers.ipynb #1d967b25
+class ModernBertAttention(BlockAttention):
+    "Rotary attention whose planes join coordinate j with j + K/2."
+
+    def turned(self, q, k, positions=None):
+        "Both in another order first, the same for both: no score knows."
+        q, k = (part.unflatten(-1, (2, -1)).mT.flatten(-2) for part in (q, k))
+        return super().turned(q, k, positions)
+
+# %% ../nbs/22b_new_layers.ipynb #56323b53
+class ModernBertLayer(Block):
+    "A block with that attention."
+
+    attention_class = ModernBertAttention
+
+# %% ../nbs/22b_new_layers.ipynb #aacb5b26
+def near_mask(
+    mask: Tensor | None,  # (B, 1, 1, S), as `additive_mask` makes it
+    window: int,
+    hidden: Tensor,  # (B, S, D)
+) -> Tensor:  # (B, 1, S, S)
+    "The same mask, with every key hidden that is farther than `window` away."
+    place = torch.arange(hidden.shape[1], device=hidden.device)
+    near = (place - place[:, None]).abs() <= window
+    local = additive_mask(near[None], hidden.dtype)
+    return local if mask is None else torch.minimum(local, mask)
+
+# %% ../nbs/22b_new_layers.ipynb #614e69f5
+class ModernBertEncoder(BlockEncoder):
+    "A pre-norm stack whose layers mostly look nearby."
+
+    layer_class = ModernBertLayer
+
+    def __init__(self, config: ModernBertConfig):
+        super().__init__(config)
+        self.window = config.local_attention // 2
+        self.local = [kind == "sliding_attention" for kind in config.layer_types]
+        for layer, local in zip(self.layers, self.local):
+            theta = config.local_rope_theta if local else config.global_rope_theta
+            layer.attention.base = theta
+            layer.attention.window = self.window if local else math.inf
+        self.layers[0].attention_norm = nn.Identity()  # its input is normed already
+
+    def masks(self, hidden: Tensor, mask: Any) -> tuple[Any, Any]:
+        "What a layer may see that sees all, and one that looks nearby."
+        return mask, near_mask(mask, self.window, hidden)
+
+    def forward(self, hidden, mask=None):
+        states, masks = [hidden], self.masks(hidden, mask)
+        for layer, local in zip(self.layers, self.local):
+            states.append(layer(states[-1], masks[local]))
+        return [*states[:-1], self.norm(states[-1])]
 
 # %% ../nbs/22b_new_layers.ipynb #72b36ea1
 @dataclass(frozen=True)
@@ -57,7 +110,7 @@ class DebertaConfig(BertConfig):
 
     @property
     def far(self) -> int:
-        "From this distance on, all share the last bucket."
+        "The distance at which the last bucket would end; those beyond share it."
         most = self.max_relative_positions
         return self.max_position_embeddings if most < 1 else most
 
@@ -151,59 +204,6 @@ class MaskedLM(BertForPreTraining):
         super().__init__(config, generator)
         self.bert.pooler = self.nsp_head = Nothing()
 
-# %% ../nbs/22b_new_layers.ipynb #1d967b25
-class ModernBertAttention(BlockAttention):
-    "Rotary attention whose planes join coordinate j with j + K/2."
-
-    def turned(self, q, k, positions=None):
-        "Both in another order first, the same for both: no score knows."
-        q, k = (part.unflatten(-1, (2, -1)).mT.flatten(-2) for part in (q, k))
-        return super().turned(q, k, positions)
-
-
-class ModernBertLayer(Block):
-    "A block with that attention."
-
-    attention_class = ModernBertAttention
-
-
-class ModernBertEncoder(BlockEncoder):
-    "A pre-norm stack whose layers mostly look nearby."
-
-    layer_class = ModernBertLayer
-
-    def __init__(self, config: ModernBertConfig):
-        super().__init__(config)
-        self.window = config.local_attention // 2
-        self.local = [kind == "sliding_attention" for kind in config.layer_types]
-        for layer, local in zip(self.layers, self.local):
-            theta = config.local_rope_theta if local else config.global_rope_theta
-            layer.attention.base = theta
-            layer.attention.window = self.window if local else math.inf
-        self.layers[0].attention_norm = nn.Identity()  # its input is normed already
-
-    def masks(self, hidden: Tensor, mask: Any) -> tuple[Any, Any]:
-        "What a layer may see that sees all, and one that looks nearby."
-        return mask, near_mask(mask, self.window, hidden)
-
-    def forward(self, hidden, mask=None):
-        states, masks = [hidden], self.masks(hidden, mask)
-        for layer, local in zip(self.layers, self.local):
-            states.append(layer(states[-1], masks[local]))
-        return [*states[:-1], self.norm(states[-1])]
-
-# %% ../nbs/22b_new_layers.ipynb #aacb5b26
-def near_mask(
-    mask: Tensor | None,  # (B, 1, 1, S), as `additive_mask` makes it
-    window: int,
-    hidden: Tensor,  # (B, S, D)
-) -> Tensor:  # (B, 1, S, S)
-    "The same mask, with every key hidden that is farther than `window` away."
-    place = torch.arange(hidden.shape[1], device=hidden.device)
-    near = (place - place[:, None]).abs() <= window
-    local = additive_mask(near[None], hidden.dtype)
-    return local if mask is None else torch.minimum(local, mask)
-
 # %% ../nbs/22b_new_layers.ipynb #fc89836c
 class ModernBertEmbeddings(BlockEmbeddings):
     "Words and a norm: no positions, no token types."
@@ -248,7 +248,7 @@ def attend_near(
         found.append(fast_attend(q[:, :, some], k[:, :, keys], v[:, :, keys], mask))
     return torch.cat(found, dim=2)
 
-
+# %% ../nbs/22b_new_layers.ipynb #907c6326
 class PackedAttention(ModernBertAttention):
     "Attention within each of several texts that lie end to end in one row."
 
@@ -274,7 +274,7 @@ class PackedEncoder(ModernBertEncoder):
         "No masks: each layer gets the texts' lengths."
         return lengths, lengths
 
-
+# %% ../nbs/22b_new_layers.ipynb #d7076323
 class PackedModernBertModel(ModernBertModel):
     "ModernBERT that computes real tokens alone."
 

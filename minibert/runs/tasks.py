@@ -117,6 +117,8 @@ TASKS = {
     "bert": "minibert.runs.bert:TASK",
     "gpt": "minibert.runs.gpt:TASK",
     "t5": "minibert.runs.t5:TASK",
+    "deberta": "minibert.runs.new_layers:DEBERTA",
+    "modernbert": "minibert.runs.new_layers:MODERNBERT",
 }
 
 
