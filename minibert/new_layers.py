@@ -25,10 +25,10 @@ from minibert.nn.block import (
 from .nn.shortcuts import fast_attend
 
 # %% auto #0
-__all__ = ['ModernBertAttention', 'ModernBertLayer', 'near_mask', 'ModernBertEncoder', 'DebertaConfig', 'ModernBertConfig',
-           'MaskedLM', 'ModernBertEmbeddings', 'ModernBertModel', 'ModernBertForMaskedLM', 'attend_near',
-           'PackedAttention', 'PackedLayer', 'PackedEncoder', 'PackedModernBertModel', 'PackedModernBertForMaskedLM',
-           'log_buckets', 'DebertaAttention', 'DebertaLayer', 'DebertaEncoder', 'DebertaEmbeddings', 'DebertaModel',
+__all__ = ['ModernBertAttention', 'near_mask', 'ModernBertLayer', 'ModernBertEncoder', 'ModernBertConfig', 'MaskedLM',
+           'ModernBertEmbeddings', 'ModernBertModel', 'ModernBertForMaskedLM', 'attend_near', 'PackedAttention',
+           'PackedLayer', 'PackedEncoder', 'PackedModernBertModel', 'PackedModernBertForMaskedLM', 'log_buckets',
+           'DebertaConfig', 'DebertaAttention', 'DebertaLayer', 'DebertaEncoder', 'DebertaEmbeddings', 'DebertaModel',
            'DebertaForMaskedLM']
 
 # %% ../nbs/22b_new_layers.ipynb #1d967b25
@@ -39,12 +39,6 @@ class ModernBertAttention(BlockAttention):
         "Both in another order first, the same for both: no score knows."
         q, k = (part.unflatten(-1, (2, -1)).mT.flatten(-2) for part in (q, k))
         return super().turned(q, k, positions)
-
-# %% ../nbs/22b_new_layers.ipynb #56323b53
-class ModernBertLayer(Block):
-    "A block with that attention."
-
-    attention_class = ModernBertAttention
 
 # %% ../nbs/22b_new_layers.ipynb #aacb5b26
 def near_mask(
@@ -58,7 +52,13 @@ def near_mask(
     local = additive_mask(near[None], hidden.dtype)
     return local if mask is None else torch.minimum(local, mask)
 
-# %% ../nbs/22b_new_layers.ipynb #614e69f5
+# %% ../nbs/22b_new_layers.ipynb #ad49c36a
+class ModernBertLayer(Block):
+    "A block with that attention."
+
+    attention_class = ModernBertAttention
+
+
 class ModernBertEncoder(BlockEncoder):
     "A pre-norm stack whose layers mostly look nearby."
 
@@ -84,54 +84,7 @@ class ModernBertEncoder(BlockEncoder):
             states.append(layer(states[-1], masks[local]))
         return [*states[:-1], self.norm(states[-1])]
 
-# %% ../nbs/22b_new_layers.ipynb #72b36ea1
-@dataclass(frozen=True)
-class DebertaConfig(BertConfig):
-    "The sizes of a DeBERTa of version 2 or 3, in Hugging Face's names."
-
-    vocab_size: int = 128100  # V
-    type_vocab_size: int = 0  # 0: no token types
-    layer_norm_eps: float = 1e-7
-    pos_att_type: str | tuple[str, ...] = ("c2p", "p2c")  # parts of the score
-    position_buckets: int = 256  # below 1: a row for each distance
-    max_relative_positions: int = -1  # the last bucket's; -1: max_position_embeddings
-    share_att_key: bool = True  # are the distances mapped as the words are?
-    norm_rel_ebd: str = "layer_norm"  # or none
-    position_biased_input: bool = False  # are positions added at the bottom, too?
-    model_type: str = "deberta-v2"
-
-    def __post_init__(self):
-        super().__post_init__()
-        parts = self.pos_att_type
-        if isinstance(parts, str): parts = parts.lower().replace(" ", "").split("|")
-        object.__setattr__(self, "pos_att_type", tuple(parts))
-        known = self.pos_att_type and {*self.pos_att_type} <= {"c2p", "p2c"}
-        assert known, f"pos_att_type is {self.pos_att_type}"
-
-    @property
-    def far(self) -> int:
-        "The distance at which the last bucket would end; those beyond share it."
-        most = self.max_relative_positions
-        return self.max_position_embeddings if most < 1 else most
-
-    @property
-    def span(self) -> int:
-        "How many rows each direction has."
-        return self.far if self.position_buckets < 1 else self.position_buckets
-
-    def to_dict(self) -> dict:
-        "The fields, and two more that Hugging Face's DeBERTa asks for."
-        more = dict(relative_attention=True, legacy=False)
-        return asdict(self) | more | dict(pos_att_type=[*self.pos_att_type])
-
-    @classmethod
-    def from_dict(cls, values: dict) -> DebertaConfig:
-        "A config from Hugging Face's names; what is left out has its default there."
-        theirs = dict(position_buckets=-1, share_att_key=False, norm_rel_ebd="none",
-                      position_biased_input=True)
-        return super().from_dict(theirs | values)
-
-
+# %% ../nbs/22b_new_layers.ipynb #2f47954a
 @dataclass(frozen=True)
 class ModernBertConfig:
     "The sizes of a ModernBERT, in Hugging Face's names."
@@ -204,7 +157,7 @@ class MaskedLM(BertForPreTraining):
         super().__init__(config, generator)
         self.bert.pooler = self.nsp_head = Nothing()
 
-# %% ../nbs/22b_new_layers.ipynb #fc89836c
+
 class ModernBertEmbeddings(BlockEmbeddings):
     "Words and a norm: no positions, no token types."
 
@@ -308,6 +261,53 @@ def log_buckets(
     growth = size.log() / torch.tensor((far - 1) / near).log()
     wide = (growth * (near - 1)).ceil().long() + near
     return distance.where(distance.abs() <= near, wide * distance.sign())
+
+# %% ../nbs/22b_new_layers.ipynb #72b36ea1
+@dataclass(frozen=True)
+class DebertaConfig(BertConfig):
+    "The sizes of a DeBERTa of version 2 or 3, in Hugging Face's names."
+
+    vocab_size: int = 128100  # V
+    type_vocab_size: int = 0  # 0: no token types
+    layer_norm_eps: float = 1e-7
+    pos_att_type: str | tuple[str, ...] = ("c2p", "p2c")  # parts of the score
+    position_buckets: int = 256  # below 1: a row for each distance
+    max_relative_positions: int = -1  # the last bucket's; -1: max_position_embeddings
+    share_att_key: bool = True  # are the distances mapped as the words are?
+    norm_rel_ebd: str = "layer_norm"  # or none
+    position_biased_input: bool = False  # are positions added at the bottom, too?
+    model_type: str = "deberta-v2"
+
+    def __post_init__(self):
+        super().__post_init__()
+        parts = self.pos_att_type
+        if isinstance(parts, str): parts = parts.lower().replace(" ", "").split("|")
+        object.__setattr__(self, "pos_att_type", tuple(parts))
+        known = self.pos_att_type and {*self.pos_att_type} <= {"c2p", "p2c"}
+        assert known, f"pos_att_type is {self.pos_att_type}"
+
+    @property
+    def far(self) -> int:
+        "The distance at which the last bucket would end; those beyond share it."
+        most = self.max_relative_positions
+        return self.max_position_embeddings if most < 1 else most
+
+    @property
+    def span(self) -> int:
+        "How many rows each direction has."
+        return self.far if self.position_buckets < 1 else self.position_buckets
+
+    def to_dict(self) -> dict:
+        "The fields, and two more that Hugging Face's DeBERTa asks for."
+        more = dict(relative_attention=True, legacy=False)
+        return asdict(self) | more | dict(pos_att_type=[*self.pos_att_type])
+
+    @classmethod
+    def from_dict(cls, values: dict) -> DebertaConfig:
+        "A config from Hugging Face's names; what is left out has its default there."
+        theirs = dict(position_buckets=-1, share_att_key=False, norm_rel_ebd="none",
+                      position_biased_input=True)
+        return super().from_dict(theirs | values)
 
 # %% ../nbs/22b_new_layers.ipynb #95272125
 class DebertaAttention(MultiHeadAttention):
