@@ -232,6 +232,14 @@ def test_a_file_of_version_3(tmp_path):
     assert_same(back.state_dict(), ours.state_dict(), tol=0)
 
 
+def test_what_a_file_leaves_out_has_their_default():
+    left_out = dict(share_att_key=False, norm_rel_ebd="none", position_biased_input=True, position_buckets=-1)
+    values = DEBERTA.to_dict()
+    for name in left_out: del values[name]
+    assert read_sizes(values) == replace(DEBERTA, **left_out)
+    assert left_out.keys() <= DEBERTA.to_dict().keys()  # ours says each of them
+
+
 def test_old_and_new_names_of_a_modernbert():
     new = hf.ModernBertConfig(**MODERN.to_dict()).to_dict()
     assert "layer_types" in new and read_sizes(new) == MODERN
