@@ -223,6 +223,35 @@ STACK.norm                       STACK.final_layer_norm
 _T5 = "words shared\nhead lm_head\n" + "".join(
     _STACK.replace("STACK", stack).replace("LAST", last)
     for stack, last in (("encoder", "1"), ("decoder", "2")))
+_DEBERTA = re.sub(r"(self.\w+)\n", r"\1_proj\n", _BODY.replace("BASE", "deberta")) + """
+LAYER.distance_key   deberta.encoder.layer.#.attention.self.pos_key_proj
+LAYER.distance_query deberta.encoder.layer.#.attention.self.pos_query_proj
+bert.encoder.distances                 deberta.encoder.rel_embeddings
+bert.encoder.norm                      deberta.encoder.LayerNorm
+mlm_head.dense                         lm_predictions.lm_head.dense
+mlm_head.norm                          lm_predictions.lm_head.LayerNorm
+mlm_head.bias                          lm_predictions.lm_head.bias
+""".replace("LAYER", "bert.encoder.layers.#.attention")
+_OLD_HEAD = {  # DeBERTa's head in files with legacy=True
+    f"cls.predictions.{old}": f"lm_predictions.lm_head.{new}" for old, new in (
+        ("transform.dense.weight", "dense.weight"), ("bias", "bias"),
+        ("transform.dense.bias", "dense.bias"), ("decoder.bias", "bias"),
+        ("transform.LayerNorm.weight", "LayerNorm.weight"),
+        ("transform.LayerNorm.bias", "LayerNorm.bias"))}
+_MODERN = """
+bert.embeddings.word_embeddings        model.embeddings.tok_embeddings
+bert.embeddings.norm                   model.embeddings.norm
+LAYER.attention_norm                   model.layers.#.attn_norm
+LAYER.attention.query,LAYER.attention.key,LAYER.attention.value model.layers.#.attn.Wqkv
+LAYER.attention.output                 model.layers.#.attn.Wo
+LAYER.output_norm                      model.layers.#.mlp_norm
+LAYER.feed_forward.up,LAYER.feed_forward.gate model.layers.#.mlp.Wi
+LAYER.feed_forward.down                model.layers.#.mlp.Wo
+bert.encoder.norm                      model.final_norm
+mlm_head.dense                         head.dense
+mlm_head.norm                          head.norm
+mlm_head.bias                          decoder.bias
+""".replace("LAYER", "bert.encoder.layers.#")
 _ANGLES = {"roformer.encoder.embed_positions.weight": "minibert.nn.rotary:angle_table"}
 _OWN = _POOLER + "classifier mean_classifier"  # no class of theirs pools the mean
 _DEEP = "bert.pooler classifier.dense\nclassifier classifier.out_proj"
@@ -264,6 +293,24 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         compared="minibert.hub.compare:ANSWERS",
         fast="minibert.nn.fast:FastT5ForConditionalGeneration",
         inspected="minibert.show.page:show_answered"),
+    ("deberta-v2", "DebertaV2ForMaskedLM"): Family(
+        "minibert.new_layers:DebertaConfig", "minibert.new_layers:DebertaForMaskedLM",
+        _DEBERTA, "deberta.", tied=_OLD_HEAD | {
+            "cls.predictions.decoder.weight":
+                "deberta.embeddings.word_embeddings.weight"},
+        optional={"mlm_head": "MLM head"},
+        ignored=("position_ids", "embeddings.position_embeddings.weight"),  # v3's files
+        only=dict(relative_attention=[True], conv_kernel_size=[0],
+                  hidden_act=_ACTIVATIONS)),
+    ("modernbert", "ModernBertForMaskedLM"): Family(
+        "minibert.new_layers:ModernBertConfig",
+        "minibert.new_layers:ModernBertForMaskedLM", _MODERN, "model.",
+        tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        optional={"mlm_head": "MLM head"}, only=dict(
+            hidden_activation=["gelu"], classifier_activation=["gelu"],
+            attention_bias=[False], mlp_bias=[False], norm_bias=[False],
+            classifier_bias=[False], decoder_bias=[True], attention_dropout=[0],
+            embedding_dropout=[0], mlp_dropout=[0])),
 }
 
 # %% ../../nbs/reference/hub/families.ipynb #f7fad59b

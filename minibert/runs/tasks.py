@@ -136,6 +136,8 @@ TASKS = {
     "albert": "minibert.runs.descendants:ALBERT",
     "distilbert": "minibert.runs.descendants:DISTILBERT",
     "electra": "minibert.runs.descendants:ELECTRA",
+    "deberta": "minibert.runs.new_layers:DEBERTA",
+    "modernbert": "minibert.runs.new_layers:MODERNBERT",
 }
 
 

@@ -1,0 +1,46 @@
+"""Runs of a DeBERTa and a ModernBERT are runs like the others: trained, stopped, resumed bit for bit, asked."""
+import json
+import shutil
+
+import pytest
+import torch
+
+from command import call, refused
+from minibert.weights import load_pretrained
+
+QUICK = ("pretrain", "--steps", 4, "--batch-size", 4, "--length", 24, "--precision", "float32", "--log-steps", 1)
+CLASSES = dict(deberta="DebertaForMaskedLM", modernbert="ModernBertForMaskedLM")
+
+
+@pytest.fixture(scope="module", params=CLASSES)
+def a_run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    out, err = call(*QUICK, "--model", request.param, "--checkpoint-steps", 2, cwd=folder)
+    assert "2 layers, 128 wide, 956 pieces; 4 steps of 4 texts of 24 tokens" in err and "next sentence" not in out + err
+    return request.param, folder / "runs" / "1"
+
+
+def test_it_opens_again(a_run):
+    name, folder = a_run
+    assert type(load_pretrained(folder)).__name__ == CLASSES[name]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {"mlm_loss", "mlm_accuracy", "unigram_loss"} <= summary.keys() and "nsp_accuracy" not in summary
+    assert call("fill-mask", folder, "the [MASK] was red .")[0].count("%") == 5
+    assert "trained head for nsp" in refused("next-sentence", folder, "Tom was hungry.", "He ate.")
+
+
+def test_stopped_and_resumed_bit_for_bit(a_run, tmp_path):
+    _, folder = a_run
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(max((tmp_path / "run/checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[-1])))
+    for name in ("model.safetensors", "summary.json"): (tmp_path / "run" / name).unlink()
+    call("pretrain", "--resume", tmp_path / "run")
+    a, b = (load_pretrained(which).state_dict() for which in (folder, tmp_path / "run"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("words, said", [
+    (("--model", "deberta", "--objectives", "mlm", "nsp"), "masked words alone"), (("--model", "modernbert", "--dropout", 0.1), "dropout"),
+    (("--model", "modernbert", "--positions", "rotary"), "--positions")])
+def test_what_they_cannot_do_is_one_sentence(words, said, tmp_path):
+    assert said in refused(*QUICK, *words, cwd=tmp_path)
