@@ -23,10 +23,12 @@ import torch.nn.functional as F
 from minibert.config import BertConfig
 from minibert.core.files import write_whole
 from minibert.core.seeds import seeded
+from minibert.data.corpus import Corpus
+from minibert.data.rows import Stretches
 from minibert.data.stories import stories
 from minibert.heads import BertForPreTraining
-from minibert.masking import mask_tokens
-from minibert.new_layers import DebertaConfig, DebertaForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
+from minibert.hub.sizes import DebertaConfig, ModernBertConfig
+from minibert.new_layers import DebertaForMaskedLM, ModernBertForMaskedLM
 from minibert.runs.course import open_course
 from minibert.train.recipe import TrainingConfig
 from minibert.training import fit
@@ -34,28 +36,6 @@ from minibert.training import fit
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "new_layers.json"
 SIZES = dict(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=128)
 NO_DROPOUT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-
-
-class Texts:
-    "Stretches of stories between [CLS] and [SEP], a fifth of their tokens masked."
-
-    info = {}
-
-    def __init__(self, told, tokenizer, length, seed=0):
-        self.tokenizer, self.seed, self.length = tokenizer, seed, length
-        self.rows = [tokenizer.ids(story.text) for story in told]
-
-    def stretch(self, g):
-        row, room = self.rows[torch.randint(len(self.rows), (), generator=g)], self.length - 2
-        start = int(torch.randint(max(1, len(row) - room + 1), (), generator=g))
-        return torch.tensor([self.tokenizer.cls_id, *row[start : start + room], self.tokenizer.sep_id])
-
-    def batch(self, step, size):
-        g, tokenizer = seeded(self.seed, step), self.tokenizer
-        ids = torch.nn.utils.rnn.pad_sequence([self.stretch(g) for _ in range(size)], True, tokenizer.pad_id)
-        text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
-        masked, labels = mask_tokens(ids, text, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size, generator=g, probability=0.2)
-        return dict(input_ids=masked, attention_mask=(ids != tokenizer.pad_id).long(), labels=labels)
 
 
 @dataclass(frozen=True)
@@ -90,15 +70,20 @@ def losses_by_position(model, texts, batches=12):  # positions (N,), losses (N,)
     return torch.cat(places), torch.cat(losses)
 
 
+def texts_of(told, tokenizer, length, seed):
+    corpus = Corpus.build([story.sentences for story in told], tokenizer)
+    return Stretches(corpus, tokenizer, length, seed=seed, probability=0.2)
+
+
 def measure(name, make, seed, tokenizer, steps=300):
-    texts = Texts(stories(6000), tokenizer, 48, seed)
+    texts = texts_of(stories(6000), tokenizer, 48, seed)
     model, start = make(seed), time.process_time()
     recipe = TrainingConfig(steps=steps, batch_size=32, length=48, optimizer="muon", learning_rate=1e-2, warmup=0.05)
     fit(model.train(), texts, recipe)
     seconds = time.process_time() - start
     told = stories(700, split="validation")
-    within = losses_by_position(model, Texts(told, tokenizer, 48, 99))[1].mean().item()
-    places, losses = losses_by_position(model, Texts(told, tokenizer, 128, 99))
+    within = losses_by_position(model, texts_of(told, tokenizer, 48, 99))[1].mean().item()
+    places, losses = losses_by_position(model, texts_of(told, tokenizer, 128, 99))
     cells = [losses[(places >= k) & (places < k + 8)].mean().item() for k in range(0, 80, 8)]
     parameters = sum(p.numel() for p in model.parameters())
     return dict(model=name, seed=seed, steps=steps, within=within, beyond=losses[places >= 48].mean().item(),

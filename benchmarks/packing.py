@@ -18,7 +18,8 @@ import torch
 
 from minibert.core.files import write_whole
 from minibert.core.seeds import seeded
-from minibert.new_layers import ModernBertConfig, ModernBertForMaskedLM, PackedModernBertForMaskedLM
+from minibert.hub.sizes import ModernBertConfig
+from minibert.new_layers import ModernBertForMaskedLM, PackedModernBertForMaskedLM
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "packing.json"
 CASES = {  # what the lengths are: how many texts, the shortest, the longest

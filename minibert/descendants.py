@@ -20,14 +20,15 @@ from .encoder import ACTIVATIONS, Encoder, EncoderLayer
 from .heads import BertForPreTraining, MLMHead, PreTrainingOutput
 from .hub.sizes import (
     AlbertConfig, DistilBertConfig, ElectraConfig, RobertaConfig)
-from .model import BertModel, BertOutput, additive_mask, initialise_
+from .model import BertModel, initialise_
+from .nn.block import Nothing
 
 # %% auto #0
 __all__ = ['BareModel', 'MaskedOutput', 'MaskedModel', 'RobertaEmbeddings', 'RobertaModel', 'ExactHead', 'RobertaForMaskedLM',
            'full_sentences', 'narrow', 'NarrowEmbeddings', 'SharedEncoder', 'NarrowHead', 'AlbertModel',
-           'AlbertForPreTraining', 'swap_order', 'distillation_losses', 'student_of', 'DistilEmbeddings', 'DistilLayer',
-           'DistilEncoder', 'DistilBertModel', 'DistilBertForMaskedLM', 'DistilBertStudent', 'draw_tokens',
-           'JointOutput', 'ElectraEmbeddings', 'ElectraModel', 'ElectraHead', 'ElectraForMaskedLM',
+           'AlbertForPreTraining', 'swap_order', 'distillation_losses', 'DistilEmbeddings', 'DistilLayer',
+           'DistilEncoder', 'DistilBertModel', 'DistilBertForMaskedLM', 'DistilBertStudent', 'student_of',
+           'draw_tokens', 'JointOutput', 'ElectraEmbeddings', 'ElectraModel', 'ElectraHead', 'ElectraForMaskedLM',
            'ElectraForPreTraining', 'ElectraForJointTraining']
 
 # %% ../nbs/22a_descendants.ipynb #26c9d026
@@ -36,12 +37,7 @@ class BareModel(BertModel):
 
     def __init__(self, config, generator: torch.Generator | None = None):
         super().__init__(config, generator)
-        self.pooler = None
-
-    def forward(self, input_ids, token_type_ids=None, attention_mask=None):
-        hidden = self.embeddings(input_ids, token_type_ids)
-        states = self.encoder(hidden, additive_mask(attention_mask, hidden.dtype))
-        return BertOutput(states[-1], None, states)
+        self.pooler = Nothing()
 
 
 @dataclass
@@ -92,7 +88,6 @@ class RobertaEmbeddings(Embeddings):
         hidden = hidden + self.position_embeddings(positions)
         return self.dropout(self.norm(hidden))
 
-# %% ../nbs/22a_descendants.ipynb #4edf42b1
 class RobertaModel(BareModel):
     "The encoder with these embeddings."
 
@@ -216,38 +211,13 @@ def distillation_losses(
     cosine = F.cosine_similarity(states, teacher_states, dim=-1).mean()
     return dict(kl=5 * T**2 * kl, cosine=1 - cosine)
 
-# %% ../nbs/22a_descendants.ipynb #7dc5ff2d
-def student_of(
-    teacher: BertForPreTraining,
-    layers: list[int],  # those of the teacher that the student begins with
-) -> DistilBertStudent:
-    "A student with some of the teacher's layers, its tables and its head."
-    c, (V, D) = teacher.config, teacher.word_embeddings.shape
-    config = DistilBertConfig(
-        V, c.max_position_embeddings, len(layers), c.num_attention_heads, D,
-        c.intermediate_size, c.hidden_dropout_prob, c.attention_probs_dropout_prob,
-        c.hidden_act, pad_token_id=c.pad_token_id)
-    student, given = DistilBertStudent(config), teacher.state_dict()
-    names = {f".layers.{old}.": f".layers.{new}." for new, old in enumerate(layers)}
-    own = {name: tensor for name, tensor in given.items() if ".layers." not in name}
-    for old, new in names.items():
-        own |= {n.replace(old, new): tensor for n, tensor in given.items() if old in n}
-    wanted = student.state_dict().keys()
-    student.load_state_dict({name: own[name] for name in wanted})
-    return student
-
 # %% ../nbs/22a_descendants.ipynb #5200d20a
 class DistilEmbeddings(Embeddings):
-    "Word and position rows alone: there are no segments."
+    "BERT's embeddings without segments."
 
     def __init__(self, config: DistilBertConfig):
         super().__init__(config)
-        self.token_type_embeddings = None
-
-    def forward(self, input_ids, token_type_ids=None):  # read by nobody
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        hidden = self.word_embeddings(input_ids) + self.position_embeddings(positions)
-        return self.dropout(self.norm(hidden))
+        self.token_type_embeddings = Nothing()
 
 
 class DistilLayer(EncoderLayer):
@@ -275,7 +245,7 @@ class DistilBertForMaskedLM(MaskedModel):
 
     model_class = DistilBertModel
 
-
+# %% ../nbs/22a_descendants.ipynb #5200d20c
 class DistilBertStudent(DistilBertForMaskedLM):
     "A DistilBERT in training: the teacher's answers come with the batch."
 
@@ -296,6 +266,26 @@ class DistilBertStudent(DistilBertForMaskedLM):
         losses |= distillation_losses(
             logits[real], states[real], teacher_logits[real], teacher_states[real])
         return MaskedOutput(sum(losses.values()), logits[chosen], losses)
+
+# %% ../nbs/22a_descendants.ipynb #7dc5ff2d
+def student_of(
+    teacher: BertForPreTraining,
+    layers: list[int],  # those of the teacher that the student begins with
+) -> DistilBertStudent:
+    "A student with some of the teacher's layers, its tables and its head."
+    c, (V, D) = teacher.config, teacher.word_embeddings.shape
+    config = DistilBertConfig(
+        V, c.max_position_embeddings, len(layers), c.num_attention_heads, D,
+        c.intermediate_size, c.hidden_dropout_prob, c.attention_probs_dropout_prob,
+        c.hidden_act, pad_token_id=c.pad_token_id)
+    student, given = DistilBertStudent(config), teacher.state_dict()
+    names = {f".layers.{old}.": f".layers.{new}." for new, old in enumerate(layers)}
+    own = {name: tensor for name, tensor in given.items() if ".layers." not in name}
+    for old, new in names.items():
+        own |= {n.replace(old, new): tensor for n, tensor in given.items() if old in n}
+    wanted = student.state_dict().keys()
+    student.load_state_dict({name: own[name] for name in wanted})
+    return student
 
 # %% ../nbs/22a_descendants.ipynb #2680b4b6
 def draw_tokens(
@@ -341,11 +331,12 @@ class ElectraForMaskedLM(MaskedModel):
 
     model_class, head_class = ElectraModel, ElectraHead
 
-
+# %% ../nbs/22a_descendants.ipynb #21ceea3d
 class ElectraForPreTraining(nn.Module):
     "The discriminator: was this token replaced?"
 
-    fresh = ()
+    fresh, objectives = (), ("rtd",)
+    word_embeddings = MaskedModel.word_embeddings
 
     def __init__(self, config: ElectraConfig, generator: torch.Generator | None = None):
         super().__init__()
@@ -361,13 +352,8 @@ class ElectraForPreTraining(nn.Module):
         real = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
         return {"rtd": int(real.sum())} if "labels" in batch else {}
 
-    def forward(
-        self,
-        input_ids: Tensor,  # (B, S)
-        token_type_ids: Tensor | None = None,  # (B, S)
-        attention_mask: Tensor | None = None,  # (B, S), 1 = real
-        labels: Tensor | None = None,  # (B, S), 1 = replaced; no -100 here
-    ) -> MaskedOutput:  # logits (B, S): above 0 where it says "replaced"
+    def forward(self, input_ids, token_type_ids=None, attention_mask=None,
+                labels=None) -> MaskedOutput:  # labels (B, S), 1 = replaced
         states = self.bert(input_ids, token_type_ids, attention_mask).last_hidden_state
         logits = self.verdict(self.activation(self.dense(states))).squeeze(-1)
         if labels is None: return MaskedOutput(None, logits, {})
@@ -397,11 +383,8 @@ class ElectraForJointTraining(nn.Module):
         return self.generator.counts(batch) | self.discriminator.counts(batch)
 
     def forward(
-        self,
-        input_ids: Tensor,  # (B, S), with [MASK]s
-        token_type_ids: Tensor | None = None,  # (B, S)
-        attention_mask: Tensor | None = None,  # (B, S), 1 = real
-        labels: Tensor | None = None,  # (B, S), -100 = not chosen
+        self, input_ids, token_type_ids=None, attention_mask=None,
+        labels=None,  # (B, S), -100 = not chosen
         noise: Tensor | None = None,  # (B, S), uniform in 0 to 1
     ) -> JointOutput:
         inputs, chosen = (token_type_ids, attention_mask), labels != -100

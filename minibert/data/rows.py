@@ -23,7 +23,7 @@ from ..pairs import PairSampler, collate
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['FullSentences', 'asked', 'OrderedPairs', 'Taught', 'Replaced', 'show_replaced']
+__all__ = ['FullSentences', 'Stretches', 'asked', 'OrderedPairs', 'Taught', 'Replaced', 'show_replaced']
 
 # %% ../../nbs/reference/data/rows.ipynb #ebcfe5df
 class FullSentences(PretrainingExamples):
@@ -46,14 +46,19 @@ class FullSentences(PretrainingExamples):
             ids, text, mask_id=self.tokenizer.mask_id, generator=generator,
             vocab_size=self.tokenizer.vocab_size, probability=self.probability)
 
+    def rows(self, batch_size: int, generator: torch.Generator) -> list[list[int]]:
+        "The places of each row in the corpus; -1 for a mark between two documents."
+        corpus, room = self.corpus, self.length - 2
+        first = torch.randint(corpus.n_sentences, (batch_size,), generator=generator)
+        return [full_sentences(corpus, k, room) for k in first.tolist()]
+
     def batch(
         self, step: int, batch_size: int = 32, *, positions: bool = False,
     ) -> dict[str, Tensor]:  # (B, S) each
         "The batch of a step; with `positions` in the corpus where asked."
         corpus, t, generator = self.corpus, self.tokenizer, seeded(self.seed, step)
-        first = torch.randint(corpus.n_sentences, (batch_size,), generator=generator)
-        rows = [torch.tensor([-1, *full_sentences(corpus, k, self.length - 2), -1])
-                for k in first.tolist()]
+        rows = self.rows(batch_size, generator)
+        rows = [torch.tensor([-1, *row, -1]) for row in rows]
         places = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-2)
         ids, real = torch.from_numpy(corpus.ids[places].astype(np.int64)), places > -2
         ids = ids.where(places >= 0, t.sep_id).where(real, t.pad_id)
@@ -61,6 +66,21 @@ class FullSentences(PretrainingExamples):
         masked, labels = self.mask(ids, places >= 0, generator)
         batch = dict(input_ids=masked, attention_mask=real.long(), labels=labels)
         return batch | (dict(positions=places.clamp(min=-1)) if positions else {})
+
+# %% ../../nbs/reference/data/rows.ipynb #115d286f
+class Stretches(FullSentences):
+    "Rows of one document each, from a random token on."
+
+    def rows(self, batch_size: int, generator: torch.Generator) -> list[list[int]]:
+        corpus, found = self.corpus, []
+        bounds = corpus.sentence_starts[corpus.document_starts]  # in tokens
+        def draw(most): return int(torch.randint(most, (), generator=generator))
+        for _ in range(batch_size):
+            document = draw(corpus.n_documents)
+            first, end = bounds[document:document + 2].tolist()
+            start = first + draw(max(1, end - first - self.length + 3))
+            found.append([*range(start, min(end, start + self.length - 2))])
+        return found
 
 # %% ../../nbs/reference/data/rows.ipynb #0f36ed92
 def asked(

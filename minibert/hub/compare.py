@@ -122,6 +122,7 @@ def compare_with_hf(
     with _transformers() as hf:
         folder = find_checkpoint(name_or_folder, **where)
         ours, texts = load_pretrained(folder), _TEXTS if texts is None else list(texts)
+        ours = getattr(ours, "discriminator", ours)  # all that is opened of an ELECTRA
         (architecture, family), tokenizer = family_of(ours), open_tokenizer(folder)
         if not family.compared:
             raise UserError(f"{name_or_folder} is a classifier, and only pre-trained "

@@ -160,7 +160,7 @@ _DESCENDANTS["distilbert", "DistilBertForMaskedLM"] = _descendant(
     fast="minibert.descendants:DistilBertStudent")
 _DESCENDANTS["electra", "ElectraForJointTraining"] = _descendant(
     "electra", "ElectraForJointTraining", _two_models(), beside=("generator.",),
-    compared="", optional={})
+    optional={})
 
 
 # %% ../../nbs/reference/hub/families.ipynb #bade9abf
@@ -294,19 +294,20 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         fast="minibert.nn.fast:FastT5ForConditionalGeneration",
         inspected="minibert.show.page:show_answered"),
     ("deberta-v2", "DebertaV2ForMaskedLM"): Family(
-        "minibert.new_layers:DebertaConfig", "minibert.new_layers:DebertaForMaskedLM",
+        "minibert.hub.sizes:DebertaConfig", "minibert.new_layers:DebertaForMaskedLM",
         _DEBERTA, "deberta.", tied=_OLD_HEAD | {
             "cls.predictions.decoder.weight":
                 "deberta.embeddings.word_embeddings.weight"},
-        optional={"mlm_head": "MLM head"},
+        optional={"mlm_head": "MLM head"}, compared="minibert.hub.compare:MASKS",
         ignored=("position_ids", "embeddings.position_embeddings.weight"),  # v3's files
         only=dict(relative_attention=[True], conv_kernel_size=[0],
                   hidden_act=_ACTIVATIONS)),
     ("modernbert", "ModernBertForMaskedLM"): Family(
-        "minibert.new_layers:ModernBertConfig",
+        "minibert.hub.sizes:ModernBertConfig",
         "minibert.new_layers:ModernBertForMaskedLM", _MODERN, "model.",
         tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-        optional={"mlm_head": "MLM head"}, only=dict(
+        optional={"mlm_head": "MLM head"}, compared="minibert.hub.compare:MASKS",
+        only=dict(
             hidden_activation=["gelu"], classifier_activation=["gelu"],
             attention_bias=[False], mlp_bias=[False], norm_bias=[False],
             classifier_bias=[False], decoder_bias=[True], attention_dropout=[0],

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
 from ..config import BertConfig
+from ..core.errors import UserError
 
 # %% auto #0
-__all__ = ['RobertaConfig', 'AlbertConfig', 'ElectraConfig', 'DistilBertConfig']
+__all__ = ['RobertaConfig', 'AlbertConfig', 'ElectraConfig', 'DistilBertConfig', 'DebertaConfig', 'ModernBertConfig']
 
 # %% ../../nbs/reference/hub/sizes.ipynb #c875115f
 @dataclass(frozen=True)
@@ -98,3 +99,115 @@ class DistilBertConfig:
         "A config from Hugging Face's names; those that we don't know are left out."
         names = {field.name for field in fields(cls)}
         return cls(**{name: values[name] for name in values.keys() & names})
+
+# %% ../../nbs/reference/hub/sizes.ipynb #5be1a402
+@dataclass(frozen=True)
+class DebertaConfig(BertConfig):
+    "The sizes of a DeBERTa of version 2 or 3, in Hugging Face's names."
+
+    vocab_size: int = 128100  # V
+    type_vocab_size: int = 0  # 0: no token types
+    layer_norm_eps: float = 1e-7
+    pos_att_type: str | tuple[str, ...] = ("c2p", "p2c")  # parts of the score
+    position_buckets: int = 256  # below 1: a row for each distance
+    max_relative_positions: int = -1  # the last bucket's; -1: max_position_embeddings
+    share_att_key: bool = True  # are the distances mapped as the words are?
+    norm_rel_ebd: str = "layer_norm"  # or none
+    position_biased_input: bool = False  # are positions added at the bottom, too?
+    model_type: str = "deberta-v2"
+
+    def __post_init__(self):
+        super().__post_init__()
+        parts = self.pos_att_type
+        if isinstance(parts, str): parts = parts.lower().replace(" ", "").split("|")
+        object.__setattr__(self, "pos_att_type", tuple(parts))
+        known = self.pos_att_type and {*self.pos_att_type} <= {"c2p", "p2c"}
+        assert known, f"pos_att_type is {self.pos_att_type}"
+
+    @property
+    def far(self) -> int:
+        "The distance at which the last bucket would end; those beyond share it."
+        most = self.max_relative_positions
+        return self.max_position_embeddings if most < 1 else most
+
+    @property
+    def span(self) -> int:
+        "How many rows each direction has."
+        return self.far if self.position_buckets < 1 else self.position_buckets
+
+    def to_dict(self) -> dict:
+        "The fields, and two more that Hugging Face's DeBERTa asks for."
+        more = dict(relative_attention=True, legacy=False)
+        return asdict(self) | more | dict(pos_att_type=[*self.pos_att_type])
+
+    @classmethod
+    def from_dict(cls, values: dict) -> DebertaConfig:
+        "A config from Hugging Face's names; what is left out has its default there."
+        theirs = dict(position_buckets=-1, share_att_key=False, norm_rel_ebd="none",
+                      position_biased_input=True)
+        return super().from_dict(theirs | values)
+
+# %% ../../nbs/reference/hub/sizes.ipynb #5be1a406
+@dataclass(frozen=True)
+class ModernBertConfig:
+    "The sizes of a ModernBERT, in Hugging Face's names."
+
+    vocab_size: int = 50368  # V
+    hidden_size: int = 768  # D
+    num_hidden_layers: int = 22
+    num_attention_heads: int = 12  # H
+    intermediate_size: int = 1152  # I
+    max_position_embeddings: int = 8192
+    global_attn_every_n_layers: int = 3  # the first, and then each n-th, sees all
+    local_attention: int = 128  # the others: half of it to each side
+    global_rope_theta: float = 160000.0  # the base of the angles where all is seen
+    local_rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    pad_token_id: int = 50283
+    cls_token_id: int | None = 50281
+    sep_token_id: int | None = 50282
+    model_type: str = "modernbert"
+
+    norm, norm_first, gated, bias, positions = "layer", True, True, False, "rotary"
+    hidden_act, type_vocab_size = "gelu", 1
+    hidden_dropout_prob = attention_probs_dropout_prob = 0.0
+    layer_norm_eps = property(lambda self: self.norm_eps)
+    head_size = property(lambda self: self.hidden_size // self.num_attention_heads)
+
+    def __post_init__(self):
+        D, H = self.hidden_size, self.num_attention_heads
+        assert D % (2 * H) == 0, f"hidden_size {D} is no multiple of {H} even heads"
+
+    @property
+    def layer_types(self) -> list[str]:
+        "What each layer sees."
+        n = self.global_attn_every_n_layers
+        return [f"{'sliding' if k % n else 'full'}_attention"
+                for k in range(self.num_hidden_layers)]
+
+    @classmethod
+    def from_dict(cls, values: dict) -> ModernBertConfig:
+        "A config from Hugging Face's names, old or new; UserError for other layers."
+        own = {field.name: values[field.name] for field in fields(cls)
+               if field.name in values}
+        turns = values.get("rope_parameters") or {}
+        for kind, name in (("full", "global"), ("sliding", "local")):
+            turn = turns.get(f"{kind}_attention") or {}
+            if "rope_theta" in turn: own[f"{name}_rope_theta"] = turn["rope_theta"]
+            if turn.get("rope_type", "default") != "default":
+                raise UserError("The config asks for angles of type "
+                                f"{turn['rope_type']!r}: only the default is computed.")
+        if types := values.get("layer_types"):
+            every = next((k for k, kind in enumerate(types[1:], 1) if kind == types[0]),
+                         len(types))
+            own.setdefault("global_attn_every_n_layers", every)
+        config = cls(**own)
+        if types and [*types] != config.layer_types:
+            raise UserError(f"The config's layer_types are {', '.join(types)[:80]}: "
+                            "only a regular order is computed.")
+        return config
+
+    def to_dict(self) -> dict:
+        "The fields by name; no text of it begins or ends as a GPT's would."
+        return asdict(self) | dict(bos_token_id=None, eos_token_id=None)

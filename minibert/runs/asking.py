@@ -37,7 +37,7 @@ def began(folder: str | Path) -> dict:  # {} for a checkpoint that is no run
 
 def untrained(model: nn.Module, about: dict) -> set[str]:  # of the parts in HEADS
     "The parts of a BERT that nobody has trained, as far as its files tell."
-    asked = about.get("learned", tuple(HEADS))
+    asked = {*about.get("learned", HEADS)} & {*getattr(model, "objectives", HEADS)}
     left = [parts for name, parts in HEADS.items() if name not in asked]
     return {*getattr(model, "fresh", ())}.union(*left)
 
@@ -45,9 +45,7 @@ def untrained(model: nn.Module, about: dict) -> set[str]:  # of the parts in HEA
 def learned(model: nn.Module, about: dict) -> tuple[str, ...]:  # of mlm and nsp
     "What a BERT has learned to answer."
     fresh = untrained(model, about)
-    able = getattr(model, "objectives", HEADS)  # a descendant may have other heads
-    return tuple(name for name, parts in HEADS.items()
-                 if name in able and not fresh & {*parts})
+    return tuple(name for name, parts in HEADS.items() if not fresh & {*parts})
 
 
 def check_learned(model: nn.Module, folder: str | Path, objective: str) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..config import SIZES
 from ..core.errors import UserError
-from ..core.fields import Batch, checked
+from ..core.fields import checked
 from ..text.cleaning import SPECIALS
-from .bert import BertTask, MaskingOptions
-from .plan import ModelOptions, Plan
+from .descendants import RobertaPlan, RobertaTask, RowModelOptions
 
 # %% auto #0
 __all__ = ['DEBERTA', 'MODERNBERT', 'DebertaModelOptions', 'DebertaPlan', 'ModernBertModelOptions', 'ModernBertPlan',
@@ -20,80 +19,59 @@ __all__ = ['DEBERTA', 'MODERNBERT', 'DebertaModelOptions', 'DebertaPlan', 'Moder
 
 # %% ../../nbs/reference/runs/new_layers.ipynb #4ffbbabc
 @checked
-class DebertaModelOptions(ModelOptions):
+class DebertaModelOptions(RowModelOptions):
     "Which model is trained. With --start, its sizes and vocabulary come from there."
 
-    model: str = "deberta"  # bert, deberta and modernbert fill blanks
-    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
+    model: str = "deberta"  # distances by parts
 
 
 @checked
-class DebertaPlan(Plan):
+class DebertaPlan(RobertaPlan):
     "A run of a DeBERTa."
 
     model: DebertaModelOptions = DebertaModelOptions()
-    masking: MaskingOptions = MaskingOptions(objectives=("mlm",))
-
-    def __post_init__(self):
-        if self.masking.objectives != ("mlm",):
-            raise UserError(f"A {self.model.model} learns masked words alone: leave "
-                            "objectives out.")
 
 
 @checked
-class ModernBertModelOptions(DebertaModelOptions):
+class ModernBertModelOptions(RowModelOptions):
     "Which model is trained. With --start, its sizes and vocabulary come from there."
 
-    model: str = "modernbert"  # bert, deberta and modernbert fill blanks
+    model: str = "modernbert"  # rotary, gated, mostly nearby
 
 
 @checked
-class ModernBertPlan(DebertaPlan):
+class ModernBertPlan(RobertaPlan):
     "A run of a ModernBERT."
 
     model: ModernBertModelOptions = ModernBertModelOptions()
 
     def __post_init__(self):
-        super().__post_init__()
         if self.model.dropout:
             raise UserError(f"dropout is {self.model.dropout}, and a ModernBERT has "
                             "none: leave it out.")
 
 # %% ../../nbs/reference/runs/new_layers.ipynb #6cc1f262
-class DebertaTask(BertTask):
-    "Masked words."
+class DebertaTask(RobertaTask):
+    "Masked words, for a DeBERTa."
 
     plan = DebertaPlan
-    architectures = ("DebertaV2ForMaskedLM",)
-    unit = "texts"
-    objectives = {"mlm": BertTask.objectives["mlm"]}
-    main = {"mlm_loss": "unigram_loss"}
-    recipes = {"own": {}, "fast": BertTask.recipes["fast"]}
-    backends = {"torch": {}}
+    architectures, config_name = ("DebertaV2ForMaskedLM",), "DebertaConfig"
 
-    def config(self, plan: Plan, vocab_size: int) -> Any:  # a DebertaConfig
-        "The sizes of a DeBERTa of version 3."
-        from minibert.new_layers import DebertaConfig
+    def sizes(self, plan: DebertaPlan) -> dict:
+        "Half as many buckets as tokens."
         room = plan.model.max_position_embeddings or plan.training.length
-        return DebertaConfig.preset(
-            plan.model.size, vocab_size=vocab_size, max_position_embeddings=room,
-            position_buckets=max(2, room // 2))
-
-    def check_start(self, model: Any, tokenizer: Any, plan: Plan) -> None:
-        "Any can go on: no token type is needed."
-
-    def callbacks(self, run: Any) -> list: return []
+        return dict(position_buckets=max(2, room // 2))
 
 
-class ModernBertTask(DebertaTask):
+class ModernBertTask(RobertaTask):
     "Masked words, for a ModernBERT."
 
     plan = ModernBertPlan
     architectures = ("ModernBertForMaskedLM",)
 
-    def config(self, plan: Plan, vocab_size: int) -> Any:  # a ModernBertConfig
+    def config(self, plan: ModernBertPlan, vocab_size: int) -> Any:
         "The sizes of a ModernBERT; a fresh vocabulary begins with the specials."
-        from minibert.new_layers import ModernBertConfig
+        from minibert.hub.sizes import ModernBertConfig
         layers, D, heads = SIZES[plan.model.size]
         room = plan.model.max_position_embeddings or plan.training.length
         pad, first, end = map(SPECIALS.index, ("[PAD]", "[CLS]", "[SEP]"))

@@ -38,6 +38,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "train.recipe": "recipe training",
     "config": "config defaults",
     "hub.config_files": "config",
+    "hub.sizes": "new_layers descendants",
     "hub.files": "weights training",
     "perf.memory": "config",
     "hub.families": "models weights finetuning",

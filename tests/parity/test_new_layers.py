@@ -18,9 +18,9 @@ from minibert.config import BertConfig
 from minibert.core.errors import UserError
 from minibert.hub.families import family_of, into_theirs, unroll
 from minibert.hub.files import read_sizes
+from minibert.hub.sizes import DebertaConfig, ModernBertConfig
 from minibert.model import attentions
-from minibert.new_layers import (
-    DebertaConfig, DebertaForMaskedLM, ModernBertConfig, ModernBertForMaskedLM, PackedModernBertForMaskedLM, log_buckets)
+from minibert.new_layers import DebertaForMaskedLM, ModernBertForMaskedLM, PackedModernBertForMaskedLM, log_buckets
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.weights import from_hf, load_pretrained, save_pretrained, to_hf
 

@@ -69,11 +69,18 @@ def test_a_run_goes_on_from_its_weights(runs, kind, tmp_path):
     assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
 
-@pytest.mark.parametrize("kind", KINDS[:3])
-def test_a_blank_is_filled_and_both_libraries_agree(runs, kind):
-    out, _ = call("fill-mask", runs[0] / kind, "anna lost her [MASK] ball.", "--k", 3)
-    assert out.count("%") >= 3
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_libraries_agree_and_it_is_drawn(runs, kind, tmp_path):
+    "Of an ELECTRA's two models the discriminator, which has no guess to draw."
     assert "agree" in call("parity", runs[0] / kind)[0]
+    call("inspect", runs[0] / kind, "anna lost her red ball.", "--out", tmp_path / "page")
+    page = (tmp_path / "page/index.html").read_text()
+    assert ("No guess is drawn" in page) == (kind == "electra") and "Neighbours in the word table" in page
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_blank_is_filled(runs, kind):
+    assert call("fill-mask", runs[0] / kind, "anna lost her [MASK] ball.", "--k", 3)[0].count("%") >= 3
 
 
 def test_a_roberta_reads_as_many_tokens_as_it_says(runs):

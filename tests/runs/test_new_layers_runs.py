@@ -16,17 +16,23 @@ CLASSES = dict(deberta="DebertaForMaskedLM", modernbert="ModernBertForMaskedLM")
 def a_run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     out, err = call(*QUICK, "--model", request.param, "--checkpoint-steps", 2, cwd=folder)
-    assert "2 layers, 128 wide, 956 pieces; 4 steps of 4 texts of 24 tokens" in err and "next sentence" not in out + err
+    assert "2 layers, 128 wide, 956 pieces; 4 steps of 4 rows of 24 tokens" in err and "next sentence" not in out + err
     return request.param, folder / "runs" / "1"
 
 
-def test_it_opens_again(a_run):
+def test_it_opens_again_and_is_asked_what_it_learned(a_run, tmp_path):
     name, folder = a_run
     assert type(load_pretrained(folder)).__name__ == CLASSES[name]
     summary = json.loads((folder / "summary.json").read_text())
     assert {"mlm_loss", "mlm_accuracy", "unigram_loss"} <= summary.keys() and "nsp_accuracy" not in summary
     assert call("fill-mask", folder, "the [MASK] was red .")[0].count("%") == 5
+    assert "agree" in call("parity", folder)[0]
+    call("inspect", folder, "anna lost her red ball.", "--out", tmp_path / "page")
+    (folder / "run.yaml").rename(tmp_path / "run.yaml")  # a checkpoint from elsewhere: no file says what it learned
     assert "trained head for nsp" in refused("next-sentence", folder, "Tom was hungry.", "He ate.")
+    (tmp_path / "run.yaml").rename(folder / "run.yaml")
+    (tmp_path / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n}.,{who}\n" for n in range(20) for who in ("anna", "tom")))
+    assert "give a BERT" in refused("finetune", folder, "--dataset", tmp_path / "who.csv", cwd=tmp_path)
 
 
 def test_stopped_and_resumed_bit_for_bit(a_run, tmp_path):
@@ -40,7 +46,7 @@ def test_stopped_and_resumed_bit_for_bit(a_run, tmp_path):
 
 
 @pytest.mark.parametrize("words, said", [
-    (("--model", "deberta", "--objectives", "mlm", "nsp"), "masked words alone"), (("--model", "modernbert", "--dropout", 0.1), "dropout"),
+    (("--model", "deberta", "--objectives", "mlm"), "--objectives"), (("--model", "modernbert", "--dropout", 0.1), "dropout"),
     (("--model", "modernbert", "--positions", "rotary"), "--positions")])
 def test_what_they_cannot_do_is_one_sentence(words, said, tmp_path):
     assert said in refused(*QUICK, *words, cwd=tmp_path)
