@@ -137,6 +137,6 @@ def held_out_loss(guess) -> float:  # nats per hidden word
 
 # %% ../nbs/00_one_page.ipynb #45f4f89b
 def try_out(guess, weights, seed=0, hide=hide) -> float:  # held-out loss
-    "Train `weights` for 300 steps, and ask the 98 held-out texts."
+    "Train `weights` for 300 steps, and test on the 98 held-out texts."
     learn(guess, weights, seed=seed, hide=hide)
     return held_out_loss(guess)

@@ -90,7 +90,7 @@ class FastBertModel(BertModel):
 
 # %% ../nbs/24_speed.ipynb #c9667664
 class FastBertForPreTraining(BertForPreTraining):
-    "BERT with both heads, computing only what the losses read; the same to the bit."
+    "BERT with both heads, computing only what the losses read; equal up to rounding."
 
     model_class = FastBertModel
 

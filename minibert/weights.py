@@ -46,10 +46,10 @@ def from_hf(
         config = read_sizes(state.config.to_dict(), architecture)
         state = state.state_dict()
     _, family = find_family(config.model_type, architecture)
-    model = empty_model(family, completed(family, config, state))
-    given, fresh = our_tensors(state, family, model)
+    model = empty_model(family, completed(family, config, state))  # shapes alone
+    given, fresh = our_tensors(state, family, model)  # our names; what's missing
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in given.values()))
-    model = model.to(dtype).to_empty(device="cpu")
+    model = model.to(dtype).to_empty(device="cpu")  # memory for the numbers
     seed = torch.Generator().manual_seed(0)
     for part in fresh:
         initialise_(model.get_submodule(part), config.initializer_range, seed)

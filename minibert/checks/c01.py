@@ -9,7 +9,7 @@ from ..config import BertConfig, count_parameters
 from .exercises import Exercise, Wrong
 
 # %% auto #0
-__all__ = ['LAYER', 'LARGE', 'PLACE']
+__all__ = ['LAYER', 'PLACE', 'LARGE']
 
 # %% ../../nbs/answers/01_config.ipynb #f81d603a
 def _probes_1():
@@ -60,47 +60,11 @@ LAYER = Exercise(
     ),
 )
 
-# %% ../../nbs/answers/01_config.ipynb #468f408e
-def _large(**changes) -> dict:
-    sizes = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
-                 intermediate_size=4096)
-    return count_parameters(BertConfig(**sizes | changes))
-
-
-LARGE = Exercise(
-    "01.2", "predict", "BERT-large",
-    reference=lambda: _large()["model"],
-    wrong=(
-        Wrong("You left `I` at 3072. The feed-forward part is four times as wide as D, so "
-              "`I` is 4096 here.", answer=lambda: _large(intermediate_size=3072)["model"]),
-        Wrong("You left the number of layers at 12: BERT-large has 24.",
-              answer=lambda: _large(num_hidden_layers=12)["model"]),
-        Wrong("You included the two heads for the training. Take the entry `model`, not "
-              "`total`.", answer=lambda: _large()["total"]),
-        Wrong("You forgot the pooler: it's one more linear map from D to D.",
-              answer=lambda: _large()["model"] - 1024 * 1024 - 1024),
-        Wrong("That's what the paper says, rounded. Compute the exact number.",
-              answer=340_000_000),
-        Wrong("You counted the word table twice: it's used twice, and it's one table.",
-              answer=lambda: _large()["model"] + 30522 * 1024),
-        Wrong("You left D at 768: it's 1024 here.",
-              answer=lambda: _large(hidden_size=768, intermediate_size=3072)["model"]),
-    ),
-    hints=(
-        "Which four fields of `BertConfig` are different from BERT-base?",
-        "Reread [the arithmetic](01_config.ipynb#109,482,240-before-a-layer-is-written): "
-        "`count_parameters` does it for any config.",
-        "A skeleton:\nlarge = BertConfig(hidden_size=1024, num_hidden_layers=..., "
-        "num_attention_heads=..., intermediate_size=...)\n"
-        "bert_large = count_parameters(large)[...]",
-    ),
-)
-
 # %% ../../nbs/answers/01_config.ipynb #7ca636e1
-def _hiding_place(): return BertConfig(hidden_size=768, intermediate_size=768)
+def _hiding_place(): return BertConfig(hidden_size=24, intermediate_size=96)
 
 
-def _another_place(): return BertConfig(101, 24, 2, 4, 24)
+def _another_place(): return BertConfig(101, 24, 2, 4, 96)
 
 
 def _sizes(answer) -> list:
@@ -113,35 +77,70 @@ def _sizes(answer) -> list:
 def _agree(answer) -> bool:
     config = answer()
     D, I, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    return count_parameters(config)["feed-forward"] == L * (2 * D * I + 2 * D)
+    return count_parameters(config)["feed-forward"] == L * (2 * D * I + 5 * D)
 
 
 PLACE = Exercise(
-    "01.3", "break", "a place to hide",
+    "01.2", "break", "a place to hide",
     reference=_hiding_place, variants=(_another_place,), probes=lambda: [()], call=_sizes,
     free=True,
     wrong=(
-        Wrong("This is BERT-base. Here `I` is 3072 and D is 768, so the wrong formula is "
-              "2304 short in each layer.", answer=lambda: BertConfig()),
-        Wrong("With one head, K equals D. But the formula of the feed-forward part has no K: "
-              "which two letters does it have?",
-              answer=lambda: BertConfig(num_attention_heads=1)),
-        Wrong("You made S and D equal. The positions aren't part of the feed-forward part.",
-              answer=lambda: BertConfig(max_position_embeddings=768)),
+        Wrong("Here `I` is still 3072, so the wrong formula is 2976 short in each layer. How "
+              "do D and I belong together in the five sizes?",
+              answer=lambda: BertConfig(hidden_size=24)),
+        Wrong("With I = D the right number of biases is 2 D. The wrong formula has 5 D.",
+              answer=lambda: BertConfig(hidden_size=24, intermediate_size=24)),
+        Wrong("This is BERT-base, one of the five sizes. Find one with a hidden size of 24.",
+              answer=lambda: BertConfig()),
         Wrong("A single layer makes the mistake smaller, but not 0.",
-              answer=lambda: BertConfig(num_hidden_layers=1)),
+              answer=lambda: BertConfig(hidden_size=24, num_hidden_layers=1)),
     ),
     properties=(
         ("Your function must return a `BertConfig`.",
          lambda answer: isinstance(answer(), BertConfig)),
-        ("For this config the wrong formula gives another number: compare I + D with 2 D.",
+        ("The hidden size must be 24.", lambda answer: answer().hidden_size == 24),
+        ("For this config the wrong formula gives another number: compare I + D with 5 D.",
          _agree),
     ),
     hints=(
-        "The right number of biases is I + D, and the wrong one is 2 D. When are they equal?",
+        "The right number of biases is I + D, and the wrong one is 5 D. When are they equal?",
         "Reread [the seven letters](01_config.ipynb#The-seven-letters), where a mistake "
         "hides in the same way.",
-        "A skeleton:\ndef hiding_place():\n    return BertConfig(hidden_size=768, "
+        "A skeleton:\ndef hiding_place():\n    return BertConfig(hidden_size=24, "
         "intermediate_size=...)",
+    ),
+)
+
+# %% ../../nbs/answers/01_config.ipynb #468f408e
+def _layer(D, I): return 4 * (D * D + D) + 2 * D * I + I + D + 4 * D
+
+
+def _model(**changes): return count_parameters(BertConfig(**changes))["model"]
+
+
+LARGE = Exercise(
+    "01.3", "predict", "a wider layer",
+    reference=lambda: _layer(1024, 4096) / _layer(768, 3072), within=0.005,
+    wrong=(
+        Wrong("That's how many times as wide the layer is. Its matrices are wider and "
+              "higher at the same time.", answer=4 / 3),
+        Wrong("You took the cube of 4/3. A matrix has two sides.", answer=(4 / 3) ** 3),
+        Wrong("You left `I` at 3072. The feed-forward part is four times as wide as D, so "
+              "`I` is 4096 here.", answer=lambda: _layer(1024, 3072) / _layer(768, 3072)),
+        Wrong("You compared all layers, 24 with 12. The question is about one layer.",
+              answer=lambda: 2 * _layer(1024, 4096) / _layer(768, 3072)),
+        Wrong("You compared the whole models. The question is about one layer.",
+              answer=lambda: _model(hidden_size=1024, num_hidden_layers=24,
+                                    num_attention_heads=16, intermediate_size=4096) / _model()),
+        Wrong("You have it the wrong way round: divide the larger by the smaller.",
+              answer=9 / 16),
+        Wrong("That's the number of parameters. How many times as many are there as in a "
+              "layer of BERT-base?", answer=lambda: _layer(1024, 4096)),
+    ),
+    hints=(
+        "What happens to the area of a square if its side grows from 3 to 4?",
+        "Reread [the arithmetic](01_config.ipynb#109,482,240-before-a-layer-is-written): "
+        "nearly all parameters are in matrices, and both of their sides grow.",
+        "A skeleton:\ntimes_as_many = (1024 / 768) ** ...",
     ),
 )

@@ -162,6 +162,8 @@ def _probes_3():
     C, S = "[CLS]", "[SEP]"
     yield [C, "a", "b", S, "c", S], [0, 0, 0, 0, 1, 1]
     yield [C, "a", S, "b", "c", "d", S], [0, 0, 0, 1, 1, 1, 1]
+    yield [C, S, "b", S], [0, 0, 1, 1]  # an empty text is allowed
+    yield [C, "a", S, S], [0, 0, 0, 1]
     yield [C, "a", "b", S, "c", "d"], [0, 0, 0, 0, 1, 1]  # the last [SEP] cut off
     yield [C, "a", "b", S, "c", S], [0, 0, 0, 1, 1, 1]  # type 1 on the first [SEP]
     yield [C, "a", "b", S, "c", S], [0, 0, 0, 0, 0, 0]

@@ -21,32 +21,41 @@ def _probes_1():
     for seed, (length, ends) in enumerate([(11, (4, 6, 10)), (8, (2, 7, 5, 3))]):
         ids = torch.randint(10, 60, (len(ends), length), generator=seeded(seed))
         ids[:, -1] = ids[torch.arange(len(ends)), torch.tensor(ends)] = 7
-        yield ids, 7
+        yield ids, 7, 3
+        padded = torch.cat([ids, torch.full((len(ends), 2), 3)], 1)
+        padded[-1, ends[-1] + 1:] = 3  # one text, then padding
+        yield padded, 7, 3
 
 
-def _token_types(input_ids, sep_id):
+def _token_types(input_ids, sep_id, pad_id):
     is_sep = (input_ids == sep_id).long()
     before = is_sep.cumsum(1) - is_sep  # how many [SEP] stand before each position
-    return before
+    return before * (input_ids != pad_id)
 
 
-def _token_types_by_first(input_ids, sep_id):
+def _token_types_by_first(input_ids, sep_id, pad_id):
     first = (input_ids == sep_id).long().argmax(1, keepdim=True)
-    return (torch.arange(input_ids.shape[1]) > first).long()
+    second = torch.arange(input_ids.shape[1]) > first
+    return (second & (input_ids != pad_id)).long()
 
 
-def _from_first_sep(input_ids, sep_id):
-    return ((input_ids == sep_id).cumsum(1) > 0).long()
+def _from_first_sep(input_ids, sep_id, pad_id):
+    return ((input_ids == sep_id).cumsum(1) > 0) * (input_ids != pad_id).long()
 
 
-def _one_boundary(input_ids, sep_id):
+def _one_boundary(input_ids, sep_id, pad_id):
     first = input_ids[0].tolist().index(sep_id) + 1
-    return (torch.arange(input_ids.shape[1]) >= first).long().expand(len(input_ids), -1)
+    return (torch.arange(input_ids.shape[1]) >= first) * (input_ids != pad_id).long()
 
 
-def _from_the_end(input_ids, sep_id):
+def _from_the_end(input_ids, sep_id, pad_id):
     left = (input_ids == sep_id).flip(1).cumsum(1).flip(1)  # how many [SEP] are still to come
     return (left == 1).long()
+
+
+def _with_padding(input_ids, sep_id, pad_id):
+    first = (input_ids == sep_id).long().argmax(1, keepdim=True)
+    return (torch.arange(input_ids.shape[1]) > first).long()
 
 
 TOKEN_TYPES = Exercise(
@@ -61,11 +70,15 @@ TOKEN_TYPES = Exercise(
               "the one that stands there.", change=("is_sep.cumsum(1) - is_sep", "is_sep.cumsum(1)")),
         Wrong("All your token types are 0, so the model would take a pair for one text: give "
               "the tokens after the first [SEP] a 1.",
-              change=("return before", "return torch.zeros_like(before)")),
+              change=("return before", "return 0 * before")),
         Wrong("You have 0 and 1 the wrong way round: the first text is 0, and so is a text "
-              "that stands alone.", change=("return before", "return 1 - before")),
+              "that stands alone.", change=("return before", "return (1 - before)")),
         Wrong("You count the texts from 1. The table has the rows 0 and 1, so a 2 would be "
-              "outside of it: count from 0.", change=("return before", "return 1 + before")),
+              "outside of it: count from 0.", change=("return before", "return (1 + before)")),
+        Wrong("Padding gets a 1 or a 2 in yours. It belongs to no text, and its type is 0.",
+              change=(" * (input_ids != pad_id)", "")),
+        Wrong("Padding gets a 1 in yours. It belongs to no text, and its type is 0.",
+              answer=_with_padding),
         Wrong("You looked for the [SEP] of one row and used its position for all rows. Each "
               "row has its own: compare the whole batch with sep_id.", answer=_one_boundary),
         Wrong("Pairs are right, but a row that holds only one text is all 1 in yours: it "
@@ -75,8 +88,8 @@ TOKEN_TYPES = Exercise(
         "How many [SEP] stand before a token of the first text, and how many before a token "
         "of the second?",
         "Reread [Segments](03_embeddings.ipynb#Segments). `cumsum` adds up along a row.",
-        "A skeleton:\ndef token_types(input_ids, sep_id):\n    is_sep = ...  # (B, S), 1 or 0\n"
-        "    before = is_sep.cumsum(1) - ...  # (B, S)\n    return before",
+        "A skeleton:\ndef token_types(input_ids, sep_id, pad_id):\n    is_sep = ...  # (B, S), 1 or 0\n"
+        "    before = is_sep.cumsum(1) - ...  # (B, S)\n    return before * ...",
     ),
 )
 

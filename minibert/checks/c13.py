@@ -31,7 +31,7 @@ def _megabytes():
 
 FILE_SIZE = Exercise(
     "13.1", "predict", "the file of BERT-base",
-    reference=_megabytes, within=0.01,
+    reference=_megabytes, within=0.03,
     wrong=(
         Wrong("That's the number of parameters, in millions: each takes 4 bytes in "
               "float32.", answer=lambda: _megabytes() / 4),
@@ -46,14 +46,15 @@ FILE_SIZE = Exercise(
               "million bytes.", answer=lambda: _megabytes() * 1e6 / 2**20),
     ),
     hints=(
-        "You computed the number of parameters in chapter 1, without the heads. How many "
-        "bytes does each of them take?",
+        "Which two parts hold nearly all of the numbers? And how many bytes does each "
+        "number take?",
         "Reread [How large is a checkpoint?](13_weights.ipynb#How-large-is-a-checkpoint?) "
-        "here, and [chapter 1](01_config.ipynb) for BERT-base's 109,482,240 parameters.",
+        "here. In [chapter 1](01_config.ipynb), attention has 4 D² numbers in each layer, and "
+        "the feed-forward part 8 D².",
         "A skeleton:\n"
-        "encoder = 109_482_240\n"
-        "heads = ...  # a dense layer (D, D), and little else: the decoder is tied\n"
-        "guess = (encoder + heads) * ... / 1e6\n",
+        "words = 30_522 * 768  # the decoder is tied\n"
+        "layers = 12 * ...\n"
+        "guess = (words + layers) * ... / 1e6\n",
     ),
 )
 
@@ -163,8 +164,8 @@ OTHER_NAMES = Exercise(
 )
 
 # %% ../../nbs/answers/13_weights.ipynb #13b00001
-def _crossed(seed, steps=(50, 50)):
-    "Chapter 0's held-out losses of the course model, loaded right and crossed."
+def _swapped(seed, steps=(50, 50)):
+    "Chapter 0's held-out losses of the course model, loaded right and swapped."
     import minibert.one_page as page
     from minibert.core.course import COURSE
     from minibert.tokenizer import WordPieceTokenizer
@@ -189,17 +190,17 @@ def _crossed(seed, steps=(50, 50)):
 
 
 HEALED = Experiment(
-    "13.3", "experiment", "does training heal it?", reference=_crossed,
+    "13.3", "experiment", "does training heal it?", reference=_swapped,
     runs=((0.4648, 0.6723), (0.4561, 0.6500), (0.4744, 0.6881), (0.4356, 0.6413)),
     wrong=(
-        Wrong("The crossed model of each pair was trained for longer than the right one: "
+        Wrong("The swapped model of each pair was trained for longer than the right one: "
               "give both 50 steps.",
               answer=((0.4648, 0.5293), (0.4561, 0.5125), (0.4744, 0.5650))),
     ),
     hints=(
         "What must be the same in both runs of a pair? Which of the two comes first?",
-        "Reread [A round trip proves nothing](13_weights.ipynb#A-round-trip-proves-"
-        "nothing): `held_out` trains a copy, so each run begins with the weights as "
+        "Reread [A round trip isn't enough](13_weights.ipynb#A-round-trip-isn't-"
+        "enough): `held_out` trains a copy, so each run begins with the weights as "
         "they were loaded.",
         "A skeleton:\n"
         "runs = [(held_out(course, 50, seed), ...) for seed in range(3)]\n"

@@ -24,21 +24,21 @@ def _probes_1():
 
 
 def _rms_norm(x, weight, eps):
-    squares = (x * x).mean(-1, keepdims=True)
-    return x / np.sqrt(squares + eps) * weight
+    scale = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    normal = x * scale
+    return normal * weight, (normal, scale, weight)
 
 
 def _rms_norm_rows(x, weight, eps):
-    out = np.empty_like(x)
+    normal, scale = np.empty_like(x), np.empty_like(x[..., :1])
     for place in np.ndindex(x.shape[:-1]):
         row = x[place]
-        out[place] = weight * row * (row @ row / len(row) + eps) ** -0.5
-    return out
+        scale[place] = (row @ row / len(row) + eps) ** -0.5
+        normal[place] = row * scale[place]
+    return weight * normal, (normal, scale, weight)
 
 
-def _centred(x, weight, eps):
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+def _centred(x, weight, eps): return _rms_norm(x - x.mean(-1, keepdims=True), weight, eps)
 
 
 RMS_NORM = Exercise(
@@ -51,30 +51,41 @@ RMS_NORM = Exercise(
               "take the mean of the squares of x itself.",
               change=("(x * x).mean(-1, keepdims=True)", "x.var(-1, keepdims=True)")),
         Wrong("You add eps to the root: add it inside, before the root is taken.",
-              change=("np.sqrt(squares + eps)", "(np.sqrt(squares) + eps)")),
+              change=("np.sqrt((x * x).mean(-1, keepdims=True) + eps)",
+                      "(np.sqrt((x * x).mean(-1, keepdims=True)) + eps)")),
         Wrong("You take one mean over all numbers of x: each vector, along the last "
               "axis, has its own.",
-              change=("(x * x).mean(-1, keepdims=True)", "(x * x).mean()")),
+              change=("(x * x).mean(-1, keepdims=True)",
+                      "(x * x).mean(keepdims=True) + 0 * x[..., :1]")),
         Wrong("You divide by the length of the vector: divide the sum of squares by D "
               "first, so that it becomes a mean.", change=(".mean(", ".sum(")),
         Wrong("You multiply by the root, so large vectors get even larger: divide by it.",
-              change=("x / np.sqrt", "x * np.sqrt")),
+              change=("x * scale", "x / scale"), also=(("1 / np.sqrt", "np.sqrt"),)),
         Wrong("You don't use the weight: multiply each coordinate by its own.",
-              change=(" * weight", "")),
+              change=("normal * weight", "normal")),
+        Wrong("You return the result alone: return the cache, too, as `layer_norm` does.",
+              change=("normal * weight, (normal, scale, weight)", "normal * weight")),
+        Wrong("Your cache holds x: `layer_norm` keeps the normalised vectors, before they "
+              "are multiplied by the weight.", change=("(normal, scale", "(x, scale"),
+              also=(("(normal, scale", "(normal * weight, scale"),)),
+        Wrong("The second array of your cache is the root: `layer_norm` keeps what the "
+              "vector is multiplied by, 1 over the root.",
+              change=("(normal, scale", "(normal, 1 / scale")),
     ),
     properties=(("With weight 1 and a tiny eps, the squares of each vector must have "
                  "mean 1.", lambda answer: np.allclose(
-                     (answer(np.array([[3.0, -5.0, 1.0]]), np.ones(3), 1e-15) ** 2).mean(),
+                     (answer(np.array([[3.0, -5.0, 1.0]]), np.ones(3), 1e-15)[0] ** 2).mean(),
                      1)),),
     hints=(
         "Which lines of `layer_norm` are about the mean and the bias? What is left without "
-        "them?",
+        "them, and what of it is in the cache?",
         "Reread [LayerNorm](14_numpy_forward.ipynb#LayerNorm), and watch where the axis "
         "and the eps stand.",
         "A skeleton:\n"
         "def rms_norm(x, weight, eps):\n"
-        "    squares = ...            # (..., 1): the mean of the squares of each vector\n"
-        "    return x / ... * weight  # eps goes inside the root\n",
+        "    scale = ...   # (..., 1): 1 over the root of each vector's mean square\n"
+        "    normal = ...  # eps goes inside the root\n"
+        "    return normal * weight, (...)\n",
     ),
 )
 

@@ -43,7 +43,7 @@ CHEAPER = Exercise(
 )
 
 # %% ../../nbs/answers/15_numpy_backward.ipynb #20e27800
-def _probes_2():
+def _norms():
     "Three shapes, a weight and an epsilon, the last one large."
     rng = np.random.default_rng(152)
     for shape, eps in (((4, 5), 1e-6), ((2, 3, 7), 1e-12), ((6, 4), 0.3)):
@@ -51,24 +51,34 @@ def _probes_2():
         yield grad, x + 0.7, rng.standard_normal(shape[-1]), eps
 
 
-def _rms_norm_backward(grad, x, weight, eps):
+def _cache(x, weight, eps):
+    "What exercise 14.1 keeps: the normed vectors, what they were multiplied by, the weight."
     r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
-    normal = x * r
+    return x * r, r, weight
+
+
+def _probes_2():
+    "A gradient and a cache, three times."
+    for grad, *given in _norms(): yield grad, _cache(*given)
+
+
+def _rms_norm_backward(grad, cache):
+    normal, r, weight = cache
     inner = grad * weight  # the gradient at the normed vector
     along = (inner * normal).mean(-1, keepdims=True)
     to_weight = (grad * normal).reshape(-1, len(weight)).sum(0)
     return r * (inner - normal * along), to_weight
 
 
-def _rms_norm_jacobian(grad, x, weight, eps):
-    back, D = np.empty_like(x), len(weight)
+def _rms_norm_jacobian(grad, cache):
+    normal, r, weight = cache
+    back, D = np.empty_like(normal), len(weight)
     to_weight = np.zeros_like(weight)
-    for place in np.ndindex(x.shape[:-1]):
-        row = x[place]
-        r = (row @ row / D + eps) ** -0.5
-        J = np.diag(weight) @ (r * np.eye(D) - r**3 / D * np.outer(row, row))
+    for place in np.ndindex(normal.shape[:-1]):
+        row = normal[place]
+        J = np.diag(weight) @ (np.eye(D) - np.outer(row, row) / D) * r[place]
         back[place] = J.T @ grad[place]
-        to_weight += grad[place] * row * r
+        to_weight += grad[place] * row
     return back, to_weight
 
 
@@ -101,23 +111,24 @@ RMS_BACK = Exercise(
                       "grad * normal")),
         Wrong("Your weight's gradient uses x before the norm: the weight multiplies the "
               "normed vector.", change=("to_weight = (grad * normal)",
-                                        "to_weight = (grad * x)")),
+                                        "to_weight = (grad * normal / r)")),
+        Wrong("You forgot r on the way back to x: the normed vector is x times r.",
+              change=("return r * (inner", "return (inner")),
         Wrong("You return the gradient of x alone: the weight learns, too. Return both.",
               change=("normal * along), to_weight", "normal * along)")),
     ),
     properties=(("The gradient of x should be at a right angle to x where eps is tiny: "
                  "a longer vector has the same RMSNorm.", lambda answer: all(
-                     np.abs((answer(grad, x, weight, 1e-15)[0] * x).sum(-1)).max() < 1e-9
-                     for grad, x, weight, _ in _probes_2())),),
+                     np.abs((answer(grad, _cache(x, w, 1e-15))[0] * x).sum(-1)).max() < 1e-9
+                     for grad, x, w, _ in _norms())),),
     hints=(
         "How does r react if a single number of the vector moves? LayerNorm's derivation "
         "has that step. What becomes of it without the mean?",
         "Reread [LayerNorm](15_numpy_backward.ipynb#LayerNorm), and cross out what comes "
         "from the mean.",
         "A skeleton:\n"
-        "def rms_norm_backward(grad, x, weight, eps):\n"
-        "    r = ...                  # (..., 1)\n"
-        "    normal = x * r\n"
+        "def rms_norm_backward(grad, cache):\n"
+        "    normal, r, weight = cache\n"
         "    inner = ...              # the gradient at `normal`\n"
         "    back = r * (inner - ...)\n"
         "    return back, ...         # a sum over all vectors\n",

@@ -199,7 +199,7 @@ MIN_P = Exercise(
 
 # %% ../../nbs/answers/20_gpt.ipynb #79bcdd30
 def _failing():
-    "The one check of four that positions which restart do not pass."
+    "The checks that positions which begin at 0 in each call do not pass."
     restarted = altered(
         next_logits, "(real.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]",
         "torch.arange(ids.shape[1])")
@@ -213,38 +213,44 @@ def _failing():
         other[:, -1] = (other[:, -1] + 1) % 61
         whole, reader = model(ids).logits, with_cache(model)
         real = torch.ones_like(ids)
-        prompt = restarted(reader, ids[:, :6], real[:, :6])
-        stream = [restarted(reader, ids[:, k:k + 1], real[:, : k + 1])
-                  for k in (6, 7, 8)]
+        stream = [restarted(reader, ids[:, a:b], real[:, :b])
+                  for a, b in ((0, 6), (6, 7), (7, 8), (8, 9))]
+        shorter = real.clone()
+        shorter[1, :4] = 0  # the second prompt has five tokens
+        padded = restarted(with_cache(model), ids, shorter)
+        alone = torch.stack([whole[0, -1], model(ids[1:, 4:]).logits[0, -1]])
         fresh = GPTForCausalLM(config, seeded(20, 6))
         passed = dict(
             future=torch.allclose(model(other).logits[:, 0], whole[:, 0]),
             loss=abs(fresh(ids, labels=ids).loss.item() - math.log(61)) < 0.3,
-            prompt=torch.allclose(prompt, whole[:, 5]),
-            stream=torch.allclose(torch.stack(stream, 1), whole[:, 6:]))
-    (failed,) = (name for name, fine in passed.items() if not fine)
-    return failed
+            stream=torch.allclose(torch.stack(stream, 1), whole[:, 5:]),
+            padded=torch.allclose(padded, alone))
+    return {name for name, fine in passed.items() if not fine}
 
 
 RESTART = Exercise(
     "20.4", "break", "a mistake in the cache",
     reference=_failing,
     wrong=(
-        Wrong("No position lets a token see later ones: only the mask decides that.",
-              answer="future"),
-        Wrong("A fresh model's loss is computed without a cache, by the model itself, which "
-              "wasn't changed.", answer="loss"),
-        Wrong("A prompt that is read in one go has the positions 0 to Q - 1, and those are "
-              "right.", answer="prompt"),
+        Wrong("Look at `padded`, too: the shorter prompt's first word stands behind the "
+              "padding, and the mistake gives it a position above 0.", answer={"stream"}),
+        Wrong("Look at `stream`, too: from its second call on there is one new token, and "
+              "`torch.arange(1)` gives it the position 0.", answer={"padded"}),
+        Wrong("`future` and `loss` call the model itself, which wasn't changed. And no "
+              "position lets a token see later ones: only the mask decides that.",
+              answer={"future", "loss", "stream", "padded"},
+              also=({"future"}, {"loss"}, {"future", "loss"},
+                    {"future", "stream", "padded"}, {"loss", "stream", "padded"})),
     ),
     hints=(
-        "Which value does Q have for a prompt of six tokens? And for the token after it?",
-        "Reread [A cache](20_gpt.ipynb#A-cache): which two things must be right for a new "
-        "token?",
+        "A prompt of six tokens has been read, and one more token comes: which shape "
+        "does `ids` have, and which position does the mistake give the token?",
+        "Reread [A cache](20_gpt.ipynb#A-cache): what's the position of a token where its "
+        "prompt is padded on the left? And which of the checks call `next_logits` at all?",
         "A skeleton:\n"
-        "# positions given to a prompt of 3 and then to two more tokens, one by one\n"
-        "right = [0, 1, 2], [3], [4]\n"
-        "changed = [0, 1, 2], [...], [...]\n"
-        'guess = "..."\n',
+        "# the position of a token after a prompt of 3, and those of 3 behind 2 paddings\n"
+        "right = [3], [0, 0, 0, 1, 2]\n"
+        "changed = [...], [...]\n"
+        'guess = {"..."}\n',
     ),
 )

@@ -17,6 +17,7 @@ from ..core.seeds import seeded
 from ..encoder import Encoder
 from .exercises import Exercise, Wrong
 from .experiments import Experiment
+from ..model import additive_mask
 from ..parity import randomise_
 
 # %% auto #0
@@ -74,39 +75,43 @@ def _refused():
                         attention_probs_dropout_prob=0.0)
     first, middle, last = randomise_(Encoder(config)).double().layers
     hidden = torch.randn(2, 7, 24, generator=seeded(24, 2), dtype=torch.float64)
-    rows = torch.tensor([[0, 2, 5], [0, 1, 6]])
+    rows, lengths = torch.tensor([[0, 2, 5], [0, 1, 3]]), (7, 5)
+    real = (torch.arange(7) < torch.tensor(lengths)[:, None]).long()
+    mask = additive_mask(real, torch.float64)
     with torch.no_grad():
-        low = first(hidden)
-        below = middle(low)
+        below = middle(first(hidden, mask), mask)
         few = take_rows(below, rows)
-        right = take_rows(last(below), rows)
-        keys_too = last(few)
+        right = take_rows(last(below, mask), rows)
+        x = last.attention_norm(below[:, :3] + last.attention(few, mask, below))
+        first_rows = last.output_norm(x + last.feed_forward(x))
         more = torch.cat([rows, torch.full((2, 1), 4)], 1)
-        one_more = last(take_rows(below, more), None, below)[:, :3]
-        twice = last(middle(take_rows(low, rows), None, low))
+        one_more = last(take_rows(below, more), mask, below)[:, :3]
+        unpadded = torch.cat([last(few[k:k + 1], None, below[k:k + 1, :n])
+                              for k, n in enumerate(lengths)])
         pick = last.attention.output.register_forward_pre_hook(
             lambda module, inputs: (take_rows(inputs[0], rows),))
-        x = last.attention_norm(few + last.attention(below))
+        x = last.attention_norm(few + last.attention(below, mask))
         pick.remove()
         late = last.output_norm(x + last.feed_forward(x))
     return tuple(bool((right - other).abs().max() > 1e-9)
-                 for other in (keys_too, one_more, twice, late))
+                 for other in (first_rows, one_more, unpadded, late))
 
 
 REFUSED = Exercise(
     "24.2", "break", "which changes are caught?",
     reference=_refused,
     wrong=(
-        Wrong("You let keys and values be computed at the R positions only. Then the R "
-              "queries can't look at any other token.", answer=(False, False, True, False)),
-        Wrong("You let the layer before be sparse, too. The last layer's keys and values "
-              "read it at all S positions.", answer=(True, False, False, False)),
+        Wrong("You let the first rows be added. Attention gives R rows, so nothing is out of "
+              "shape, but each is added to another token's vector.",
+              answer=(False, False, False, False)),
         Wrong("You have position 2 refused. In the last layer each row is computed on its "
-              "own, so one row more changes no other row.", answer=(True, True, True, False)),
+              "own, so one row more changes no other row.", answer=(True, True, False, False)),
+        Wrong("You have the missing padding refused. The mask gives padding a prob of exactly "
+              "0, so its values are never read.", answer=(True, False, True, False)),
         Wrong("You have the late choice refused. Queries that nobody reads cost time, but "
-              "they change no other query's result.", answer=(True, False, True, True)),
+              "they change no other query's result.", answer=(True, False, False, True)),
         Wrong("You gave True where the comparison passes: give True where it refuses.",
-              answer=(False, True, False, True)),
+              answer=(False, True, True, True)),
         Wrong("You have every change refused. Some of them only cost time: which numbers "
               "does each row depend on?", answer=(True, True, True, True)),
     ),
@@ -115,9 +120,9 @@ REFUSED = Exercise(
         "depend, and are all of them still there?",
         "Reread [Work whose result is never used](24_speed.ipynb#Work-whose-result-is-never-"
         "used), with its "
-        "diagram: what must be computed at all S positions?",
+        "diagram: on which rows of the layer's input does one row of its output depend?",
         "A skeleton:\n"
-        "guess = (..., ..., ..., ...)  # keys and values, a row more, two layers, late\n",
+        "guess = (..., ..., ..., ...)  # residual, a row more, padding, late\n",
     ),
 )
 
@@ -260,11 +265,11 @@ ROUNDED = Experiment(
         "A skeleton:\n"
         "def both(seed):\n"
         "    def loss(rounded):\n"
-        "        w = new_weights(seed=seed)\n"
+        "        w = one_page.new_weights(seed=seed)\n"
         "        def answer(ids):\n"
         "            if rounded: ...            # in place, without a gradient\n"
-        "            return guess(ids, w)\n"
-        "        return try_out(answer, all_weights(w), seed)\n"
+        "            return one_page.guess(ids, w)\n"
+        "        return one_page.try_out(answer, one_page.all_weights(w), seed)\n"
         "    return loss(False), loss(True)\n"
         "runs = [both(seed) for seed in range(3)]\n"
         "interval = mean_interval(b - a for a, b in runs)\n",

@@ -136,7 +136,7 @@ class Experiment(Exercise):
         if verdict not in VERDICTS:
             return say("error", f"`verdict` is one of {', '.join(map(repr, VERDICTS))}.")
         if verdict != self.verdict((low, high)):
-            side = "holds 0" if low <= 0 <= high else "leaves 0 out"
+            side = "contains 0" if low <= 0 <= high else "leaves 0 out"
             return say("wrong", f"Your interval, {low:+.3g} to {high:+.3g}, {side}, and "
                        f"{self.better} is better: is the change {verdict!r}?")
         return say("right", f"Yours: {_told(pairs)}, {verdict}. The course's "
