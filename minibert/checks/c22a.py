@@ -19,7 +19,7 @@ from ..train.recipe import TrainingConfig
 from ..training import fit
 
 # %% auto #0
-__all__ = ['ALBERT', 'GUMBEL', 'TEACHER', 'teacher_apart']
+__all__ = ['ALBERT', 'TEACHER', 'GUMBEL', 'teacher_apart']
 
 # %% ../../nbs/answers/22a_descendants.ipynb #947807e3
 def _albert(layers=1, E=128, V=30000, D=768, I=3072, P=512):
@@ -67,8 +67,55 @@ ALBERT = Exercise(
     ),
 )
 
+# %% ../../nbs/answers/22a_descendants.ipynb #1f267c83
+def teacher_apart(k):
+    "Held-out losses of two students: from masked words alone, and with the teacher."
+    teacher, tokenizer = open_course()
+
+    def text(count, split):
+        told = stories(count, split=split)
+        return Corpus.build([story.sentences for story in told], tokenizer)
+
+    place = text(800, "train"), tokenizer, 40
+    held_out = FullSentences(text(200, "validation"), tokenizer, 40, seed=1)
+    recipe = TrainingConfig(steps=30, batch_size=16, length=40, optimizer="muon",
+                            learning_rate=3e-3, warmup=0.05, seed=k)
+    found = []
+    for rows in (FullSentences(*place, seed=k), Taught(teacher, *place, seed=k)):
+        student = student_of(teacher, [1])
+        fit(student, rows, recipe)
+        losses, _ = held_out.figures(student, 10, 32)["mlm_loss"]
+        found.append(float(losses.mean()))
+    return tuple(found)
+
+
+TEACHER = Experiment(
+    "22a.2", "experiment", "does the teacher help?", reference=teacher_apart,
+    better="lower", within=0.06,
+    runs=((2.3136, 1.8545), (2.3974, 1.9051), (2.3888, 1.9185),
+          (2.3691, 1.8990), (2.4101, 1.9535)),
+    wrong=(
+        Wrong("These are perplexities: give the mean losses in nats.", answer=(
+                  (10.11, 6.39), (10.99, 6.72), (10.90, 6.81))),
+    ),
+    hints=(
+        "What has to be the same in both runs of a pair? And what has to differ between "
+        "the pairs?",
+        "Reread [Three losses](22a_descendants.ipynb#Three-losses): `rows` takes the kind of "
+        "examples and a seed, `learn` the number of steps.",
+        "A skeleton:\n"
+        "def both(k):\n"
+        "    alone, taught = (student_of(teacher, [1]) for _ in range(2))\n"
+        "    learn(alone, rows(FullSentences, k), 30)\n"
+        "    learn(taught, ...)\n"
+        "    return masked(alone, 'loss'), masked(taught, 'loss')\n"
+        "runs = [both(k) for k in range(3)]\n"
+        "interval = mean_interval(b - a for a, b in runs)\n",
+    ),
+)
+
 # %% ../../nbs/answers/22a_descendants.ipynb #e02161e2
-def _probes_2():
+def _probes_3():
     for seed, (N, V) in enumerate(((40, 7), (30, 12), (60, 3))):
         logits = 2 * torch.randn(N, V, generator=seeded(22, 2, seed), dtype=torch.float64)
         u = torch.rand(N, V, generator=seeded(22, 3, seed), dtype=torch.float64)
@@ -85,8 +132,8 @@ def _by_race(logits, u):  # the first of V alarm clocks, each with its own rate
 
 
 GUMBEL = Exercise(
-    "22a.2", "complete", "another way to sample",
-    reference=_gumbel_draw, variants=(_by_race,), probes=_probes_2,
+    "22a.3", "complete", "another way to sample",
+    reference=_gumbel_draw, variants=(_by_race,), probes=_probes_3,
     wrong=(
         Wrong("You take the likeliest token, whatever the noise says: add it to the logits.",
               change=("logits + gumbel", "logits")),
@@ -115,52 +162,5 @@ GUMBEL = Exercise(
         "def gumbel_draw(logits, u):\n"
         "    gumbel = ...                   # from u, by two logarithms\n"
         "    return (...).argmax(-1)\n",
-    ),
-)
-
-# %% ../../nbs/answers/22a_descendants.ipynb #1f267c83
-def teacher_apart(k):
-    "Held-out losses of two students: from masked words alone, and with the teacher."
-    teacher, tokenizer = open_course()
-
-    def text(count, split):
-        told = stories(count, split=split)
-        return Corpus.build([story.sentences for story in told], tokenizer)
-
-    place = text(800, "train"), tokenizer, 40
-    held_out = FullSentences(text(200, "validation"), tokenizer, 40, seed=1)
-    recipe = TrainingConfig(steps=30, batch_size=16, length=40, optimizer="muon",
-                            learning_rate=3e-3, warmup=0.05, seed=k)
-    found = []
-    for rows in (FullSentences(*place, seed=k), Taught(teacher, *place, seed=k)):
-        student = student_of(teacher, [1])
-        fit(student, rows, recipe)
-        losses, _ = held_out.figures(student, 10, 32)["mlm_loss"]
-        found.append(float(losses.mean()))
-    return tuple(found)
-
-
-TEACHER = Experiment(
-    "22a.3", "experiment", "does the teacher help?", reference=teacher_apart,
-    better="lower", within=0.06,
-    runs=((2.3136, 1.8545), (2.3974, 1.9051), (2.3888, 1.9185),
-          (2.3691, 1.8990), (2.4101, 1.9535)),
-    wrong=(
-        Wrong("These are perplexities: give the mean losses in nats.", answer=(
-                  (10.11, 6.39), (10.99, 6.72), (10.90, 6.81))),
-    ),
-    hints=(
-        "What has to be the same in both runs of a pair? And what has to differ between "
-        "the pairs?",
-        "Reread [Three losses](22a_descendants.ipynb#Three-losses): `rows` takes the kind of "
-        "examples and a seed, `learn` the number of steps.",
-        "A skeleton:\n"
-        "def both(k):\n"
-        "    alone, taught = (student_of(teacher, [1]) for _ in range(2))\n"
-        "    learn(alone, rows(FullSentences, k), 30)\n"
-        "    learn(taught, ...)\n"
-        "    return masked(alone, 'loss'), masked(taught, 'loss')\n"
-        "runs = [both(k) for k in range(3)]\n"
-        "interval = mean_interval(b - a for a, b in runs)\n",
     ),
 )
