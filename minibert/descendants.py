@@ -320,10 +320,8 @@ class ElectraModel(BareModel):
     embeddings_class = ElectraEmbeddings
 
 
-class ElectraHead(NarrowHead):
+class ElectraHead(ExactHead, NarrowHead):
     "ALBERT's head with the exact GELU."
-
-    def __init__(self, config): super().__init__(replace(config, hidden_act="gelu"))
 
 
 class ElectraForMaskedLM(MaskedModel):

@@ -12,7 +12,7 @@ from ..config import SIZES
 from ..core.course import COURSE
 from ..core.errors import UserError
 from ..core.fields import Batch, Name, Part, checked
-from .bert import QUESTIONS, BertTask
+from .bert import QUESTIONS, BertTask, filled
 from .plan import ModelOptions, Plan
 from .tasks import VAL_SEED, Task, figure_row
 
@@ -116,10 +116,9 @@ class RobertaTask(Task):
         "The sizes of a fresh model; a fresh vocabulary begins with [PAD]."
         from minibert.hub import sizes
         kind = getattr(sizes, self.config_name)
-        room = plan.model.max_position_embeddings or plan.training.length
         config = kind.preset(plan.model.size, vocab_size=vocab_size, pad_token_id=0,
                              **self.sizes(plan))
-        room += getattr(config, "first_position", 0)
+        room = self.room(plan) + getattr(config, "first_position", 0)
         return replace(config, max_position_embeddings=room)
 
     def rows_of(self, plan: RobertaPlan, corpus: Any, tokenizer: Any, **how) -> Any:
@@ -143,16 +142,10 @@ class RobertaTask(Task):
 
     def answers(self, model: Any, run: Any) -> str:
         "The likeliest pieces for the [MASK]s of four texts about the stories."
-        from minibert.heads import fill_mask
         room = run.plan.training.length
         asked = [text for text in QUESTIONS if run.plan.data.dataset == "stories"
                  and len(run.tokenizer.ids(text)) + 2 <= room]
-        lines = ["", "The likeliest words for [MASK]:"] if asked else []
-        for text in asked:
-            answers = fill_mask(model, run.tokenizer, text, k=5)[0]
-            said = "  ".join(f"{word} {share:.0%}" for word, share in answers)
-            lines += [f"  {text}", f"    {said}"]
-        return "\n".join(lines)
+        return "\n".join(filled(model, run.tokenizer, asked))
 
     def hint(self, summary: dict) -> str:
         "A blank to fill."
@@ -195,7 +188,6 @@ class DistilBertTask(RobertaTask):
     layers = ("n_layers",)
     objectives = {"mlm": ("masked words, twice", ""), "kl": ("the teacher's words", ""),
                   "cosine": ("the teacher's states", "")}
-    rows_name = "FullSentences"
 
     def teacher(self, plan: DistilBertPlan) -> Any:  # a BertForPreTraining
         "The model that teaches; UserError where it fills no blanks."

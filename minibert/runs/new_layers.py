@@ -59,8 +59,7 @@ class DebertaTask(RobertaTask):
 
     def sizes(self, plan: DebertaPlan) -> dict:
         "Half as many buckets as tokens."
-        room = plan.model.max_position_embeddings or plan.training.length
-        return dict(position_buckets=max(2, room // 2))
+        return dict(position_buckets=max(2, self.room(plan) // 2))
 
 
 class ModernBertTask(RobertaTask):
@@ -73,7 +72,7 @@ class ModernBertTask(RobertaTask):
         "The sizes of a ModernBERT; a fresh vocabulary begins with the specials."
         from minibert.hub.sizes import ModernBertConfig
         layers, D, heads = SIZES[plan.model.size]
-        room = plan.model.max_position_embeddings or plan.training.length
+        room = self.room(plan)
         pad, first, end = map(SPECIALS.index, ("[PAD]", "[CLS]", "[SEP]"))
         return ModernBertConfig(
             vocab_size, D, layers, heads, intermediate_size=3 * D // 2,

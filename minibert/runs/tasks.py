@@ -50,6 +50,10 @@ class Task:
         _, family = find_family(config.model_type, self.architectures[0])
         return resolve(family.made)(config, generator)
 
+    def room(self, plan: Plan) -> int:
+        "The longest example that a fresh model reads: as asked, or as it's trained."
+        return plan.model.max_position_embeddings or plan.training.length
+
     def vocabulary(self, plan: Plan, texts: Any) -> Any:  # a WordPieceTokenizer
         "The pieces of a fresh model, learned from the text."
         from ..data.documents import sample_sentences
