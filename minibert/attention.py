@@ -77,5 +77,5 @@ class MultiHeadAttention(nn.Module):
         return self.output(merge_heads(context))
 
     def probs(self, x: Tensor, mask=None, memory=None) -> Tensor:  # (B, H, Q, S)
-        "The probs behind what `forward` finds: who looks at whom."
+        "The probs behind what `forward` finds: which token looks at which."
         return attend(*self.heads_of(x, memory), mask)[1]

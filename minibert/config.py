@@ -41,7 +41,7 @@ class BertConfig:
 
     def __post_init__(self):
         D, H = self.hidden_size, self.num_attention_heads
-        assert D % H == 0, f"hidden_size {D} is no multiple of {H} heads"
+        assert D % H == 0, f"hidden_size {D} is not a multiple of {H} heads"
 
     @property
     def head_size(self) -> int:

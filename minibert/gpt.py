@@ -62,7 +62,7 @@ class GPTConfig:
 
     def __post_init__(self):
         D, H = self.n_embd, self.n_head
-        assert D % H == 0, f"n_embd {D} is no multiple of {H} heads"
+        assert D % H == 0, f"n_embd {D} is not a multiple of {H} heads"
 
     hidden_size = property(lambda self: self.n_embd)
     num_hidden_layers = property(lambda self: self.n_layer)

@@ -31,13 +31,13 @@ def choose_tokens(
     probability: float = 0.15,  # each token's chance
     continues: Tensor | None = None,  # (V,), True for ##: choose whole words
 ) -> Tensor:  # (B, S), True where a token is to be predicted
-    "Choose tokens by lot, at least one a row that has any (Devlin et al. 2018, 3.1)."
-    lot = torch.rand(input_ids.shape, generator=generator)
+    "Draw the tokens to predict, at least one a row that has any (Devlin et al., 3.1)."
+    draw = torch.rand(input_ids.shape, generator=generator)
     if continues is not None:
-        lot = lot.gather(1, number_words(input_ids, maskable, continues))
-    lot = lot.masked_fill(~maskable, 2.0)
-    smallest = lot.amin(1, keepdim=True)
-    return ((lot < probability) | (lot == smallest)) & maskable
+        draw = draw.gather(1, number_words(input_ids, maskable, continues))
+    draw = draw.masked_fill(~maskable, 2.0)
+    smallest = draw.amin(1, keepdim=True)
+    return ((draw < probability) | (draw == smallest)) & maskable
 
 # %% ../nbs/08_masking.ipynb #b3a48fc7
 def mask_tokens(

@@ -53,6 +53,13 @@ def longer(batch, more):
     return {n: F.pad(t, (0, more), value=fill[n]) if n in fill else t for n, t in batch.items()}
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_without_token_types_all_are_zero(model):
+    ids = reference_batch(model.config)["input_ids"]
+    ours, said = model.bert(ids), model.bert(ids, torch.zeros_like(ids))
+    assert_same(ours.last_hidden_state, said.last_hidden_state)
+
+
 @drawn
 @given(models, batches, lengths, st.integers(1, 10), seeds)
 def test_more_padding_and_garbage_under_it_change_nothing(model, B, S, more, seed):

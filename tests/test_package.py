@@ -26,17 +26,17 @@ ORDER = """  # of the modules: each may import those before it
     core.course core.errors core.fields core.files core.precision core.progress core.seeds data.stories one_page config text.cleaning
     text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
     data.tables data.documents data.corpus data.pairs data.labels measure.baselines measure.predictions pairs
-    train.recipe train.optimizers training evaluation parity hub.families hub.config_files hub.files weights
+    train.recipe train.optimizers training evaluation parity hub.sizes hub.families hub.config_files hub.files weights
     numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
-    finetuning nn.sampling gpt t5 what_helps nn.rotary nn.shortcuts nn.block speed measure.probes checks.exercises checks.experiments checks
+    finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block descendants data.rows new_layers what_helps speed measure.probes checks.exercises checks.experiments checks
     measure.observer
     runs.plan runs.asking runs.tasks runs.bert runs.finetune text.foreign runs.run
     runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
-    checks.c20 checks.c21 checks.c24 checks.c25 nn.fast hub.compare measure.probe_runs
-    perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.experiment runs.t5 cli.options
+    checks.c20 checks.c21 checks.c22a checks.c22b checks.c24 checks.c25 nn.fast hub.compare measure.probe_runs
+    perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.experiment runs.t5 runs.descendants runs.new_layers cli.options
     cli.main
 """.split("\n", 1)[1].split()
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
@@ -86,7 +86,7 @@ def test_every_module_has_one_place_in_the_order():
 
 
 def test_chapters_stand_in_the_order_of_their_numbers():
-    numbers = {name: re.search(r"File to edit: .*?nbs/(\d\d)_", path.read_text(encoding="utf8")) for name, path in zip(NAMES, MODULES, strict=True)}
+    numbers = {name: re.search(r"File to edit: .*?nbs/(\d\d)[a-z]?_", path.read_text(encoding="utf8")) for name, path in zip(NAMES, MODULES, strict=True)}
     found = [int(numbers[name][1]) for name in sorted(NAMES, key=place) if numbers[name]]
     assert found == sorted(found) and len(found) >= 20
 

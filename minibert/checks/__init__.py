@@ -73,7 +73,7 @@ def chapters() -> list[str]:
     "The chapters that have exercises: \"04\" and so on."
     names = (module.name for module in pkgutil.iter_modules(
         import_module("minibert.checks").__path__))
-    return sorted(name[1:] for name in names if re.fullmatch(r"c\d\d", name))
+    return sorted(name[1:] for name in names if re.fullmatch(r"c\d\d[a-z]?", name))
 
 
 @cache
@@ -90,9 +90,9 @@ def exercises(chapter: str) -> dict[str, Exercise]:
 
 def find(id: str) -> Exercise:
     "The exercise with this id; ValueError with a sentence if there is none."
-    if match := re.fullmatch(r"\s*(\d{1,2})\.(\d+)\s*", str(id)):
-        chapter = f"{int(match[1]):02}"
-        if exercise := exercises(chapter).get(f"{chapter}.{int(match[2])}"): return exercise
+    if match := re.fullmatch(r"\s*(\d{1,2})([a-z]?)\.(\d+)\s*", str(id)):
+        chapter = f"{int(match[1]):02}{match[2]}"
+        if exercise := exercises(chapter).get(f"{chapter}.{int(match[3])}"): return exercise
     raise ValueError(f"There is no exercise {id!r}: give a chapter and a number, as in "
                      'check("04.1", answer).')
 

@@ -64,6 +64,8 @@ FIRST_LOSS = Exercise(
     "00.2", "predict", "the first loss of BERT-base",
     reference=math.log(30522) + math.log(2), within=0.005,
     wrong=(
+        Wrong("That's what a real untrained BERT-base gives. If every piece is equally likely, "
+              "the loss is a little lower.", answer=11.17),
         Wrong("This is the loss of the first question alone, ln V. There are two questions, "
               "and the second one is a coin toss.", answer=math.log(30522)),
         Wrong("You use the logarithm with base 10: the cross-entropy uses the natural one, "

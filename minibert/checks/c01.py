@@ -9,7 +9,7 @@ from ..config import BertConfig, count_parameters
 from .exercises import Exercise, Wrong
 
 # %% auto #0
-__all__ = ['LAYER', 'LARGE', 'PLACE']
+__all__ = ['LAYER', 'PLACE', 'LARGE']
 
 # %% ../../nbs/answers/01_config.ipynb #f81d603a
 def _probes_1():
@@ -60,40 +60,6 @@ LAYER = Exercise(
     ),
 )
 
-# %% ../../nbs/answers/01_config.ipynb #468f408e
-def _layer(D, I): return 4 * (D * D + D) + 2 * D * I + I + D + 4 * D
-
-
-def _model(**changes): return count_parameters(BertConfig(**changes))["model"]
-
-
-LARGE = Exercise(
-    "01.2", "predict", "a wider layer",
-    reference=lambda: _layer(1024, 4096) / _layer(768, 3072), within=0.005,
-    wrong=(
-        Wrong("That's how many times as wide the layer is. Its matrices are wider and "
-              "higher at the same time.", answer=4 / 3),
-        Wrong("You took the cube of 4/3. A matrix has two sides.", answer=(4 / 3) ** 3),
-        Wrong("You left `I` at 3072. The feed-forward part is four times as wide as D, so "
-              "`I` is 4096 here.", answer=lambda: _layer(1024, 3072) / _layer(768, 3072)),
-        Wrong("You compared all layers, 24 with 12. The question is about one layer.",
-              answer=lambda: 2 * _layer(1024, 4096) / _layer(768, 3072)),
-        Wrong("You compared the whole models. The question is about one layer.",
-              answer=lambda: _model(hidden_size=1024, num_hidden_layers=24,
-                                    num_attention_heads=16, intermediate_size=4096) / _model()),
-        Wrong("You have it the wrong way round: divide the larger by the smaller.",
-              answer=9 / 16),
-        Wrong("That's the number of parameters. How many times as many are there as in a "
-              "layer of BERT-base?", answer=lambda: _layer(1024, 4096)),
-    ),
-    hints=(
-        "What happens to the area of a square if its side grows from 3 to 4?",
-        "Reread [the arithmetic](01_config.ipynb#109,482,240-before-a-layer-is-written): "
-        "nearly all parameters are in matrices, and both of their sides grow.",
-        "A skeleton:\ntimes_as_many = (1024 / 768) ** ...",
-    ),
-)
-
 # %% ../../nbs/answers/01_config.ipynb #7ca636e1
 def _hiding_place(): return BertConfig(hidden_size=24, intermediate_size=96)
 
@@ -115,7 +81,7 @@ def _agree(answer) -> bool:
 
 
 PLACE = Exercise(
-    "01.3", "break", "a place to hide",
+    "01.2", "break", "a place to hide",
     reference=_hiding_place, variants=(_another_place,), probes=lambda: [()], call=_sizes,
     free=True,
     wrong=(
@@ -142,5 +108,39 @@ PLACE = Exercise(
         "hides in the same way.",
         "A skeleton:\ndef hiding_place():\n    return BertConfig(hidden_size=24, "
         "intermediate_size=...)",
+    ),
+)
+
+# %% ../../nbs/answers/01_config.ipynb #468f408e
+def _layer(D, I): return 4 * (D * D + D) + 2 * D * I + I + D + 4 * D
+
+
+def _model(**changes): return count_parameters(BertConfig(**changes))["model"]
+
+
+LARGE = Exercise(
+    "01.3", "predict", "a wider layer",
+    reference=lambda: _layer(1024, 4096) / _layer(768, 3072), within=0.005,
+    wrong=(
+        Wrong("That's how many times as wide the layer is. Its matrices are wider and "
+              "higher at the same time.", answer=4 / 3),
+        Wrong("You took the cube of 4/3. A matrix has two sides.", answer=(4 / 3) ** 3),
+        Wrong("You left `I` at 3072. The feed-forward part is four times as wide as D, so "
+              "`I` is 4096 here.", answer=lambda: _layer(1024, 3072) / _layer(768, 3072)),
+        Wrong("You compared all layers, 24 with 12. The question is about one layer.",
+              answer=lambda: 2 * _layer(1024, 4096) / _layer(768, 3072)),
+        Wrong("You compared the whole models. The question is about one layer.",
+              answer=lambda: _model(hidden_size=1024, num_hidden_layers=24,
+                                    num_attention_heads=16, intermediate_size=4096) / _model()),
+        Wrong("You have it the wrong way round: divide the larger by the smaller.",
+              answer=9 / 16),
+        Wrong("That's the number of parameters. How many times as many are there as in a "
+              "layer of BERT-base?", answer=lambda: _layer(1024, 4096)),
+    ),
+    hints=(
+        "What happens to the area of a square if its side grows from 3 to 4?",
+        "Reread [the arithmetic](01_config.ipynb#109,482,240-before-a-layer-is-written): "
+        "nearly all parameters are in matrices, and both of their sides grow.",
+        "A skeleton:\ntimes_as_many = (1024 / 768) ** ...",
     ),
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
 
 from ..config import BertConfig
 from ..core.seeds import seeded
@@ -109,84 +108,115 @@ FIRST_LOSS = Exercise(
 )
 
 # %% ../../nbs/answers/07_heads.ipynb #681b6a2c
-def _after(break_it, seed) -> list[float]:  # both losses, the size of a gradient
-    "A fresh and a random model, each after it was broken."
+def _size(grad) -> float: return 0.0 if grad is None else grad.norm().item()
+
+
+def _after(break_it, seed) -> list[list[float]]:
+    "Of a broken model, fresh and random: its loss, frozen ones, and sizes of gradients."
     config, found = BertConfig(31, 12, 1, 3, 17, max_position_embeddings=9), []
     ids = torch.randint(1, 31, (4, 7), generator=seeded(7, seed))
     labels = ids.where(torch.arange(28).view(4, 7) % 3 == 0, -100)
+    h = torch.randn(5, 12, dtype=torch.float64, generator=seeded(7, 1, seed))
     for random in (False, True):
         model = BertForPreTraining(config, seeded(seed)).double()
         if random: _draw_all(model, seed)
         break_it(model)
         loss = model.eval()(ids, None, None, labels, torch.arange(4) % 2).loss
-        found.append(loss.item())
-    loss.backward()
-    return [*found, model.word_embeddings.grad.norm().item()]
+        if loss.requires_grad: loss.backward()
+        frozen = sum(not p.requires_grad for p in model.parameters())
+        inner = [_size(p.grad) for p in model.bert.parameters()]
+        table, model.word_embeddings.grad = model.word_embeddings, None
+        by_head = model.mlm_head(h, table).square().sum()
+        if by_head.requires_grad: by_head.backward()
+        found.append([loss.item(), frozen, _size(table.grad), *inner])
+    return found
 
 
 def _untouched(model): model.train()
 
 
-def _moved(break_it, which: int) -> float:
-    return abs(_after(break_it, 0)[which] - _after(_untouched, 0)[which])
+def _both(break_it) -> list[tuple]:  # for each model what it is now, and what it was
+    return list(zip(_after(break_it, 0), _after(_untouched, 0)))
 
 
-def _hidden(break_it) -> bool: return _moved(break_it, 0) < 1e-12
+def _kept(break_it, n: int) -> bool:
+    return all(abs(now[n] - was[n]) <= 1e-12 * (1 + was[n]) for now, was in _both(break_it))
 
 
-def _shown(break_it) -> bool: return _moved(break_it, 1) > 1e-9
+def _moved(break_it) -> bool:
+    return all(any(abs(a - b) > 1e-9 for a, b in zip(now[3:], was[3:]))
+               for now, was in _both(break_it))
 
 # %% ../../nbs/answers/07_heads.ipynb #aac0b5c4
 def _probes_3(): return [(0,)]
+
+
+def _detached(_, given): return tuple(vectors.detach() for vectors in given)
+
+
+def _cut_pairs(model): model.nsp_head.register_forward_pre_hook(_detached)
+
+
+def _cut_pooler(model): model.bert.pooler.register_forward_pre_hook(_detached)
+
+
+def _cut_states(model):
+    model.mlm_head.register_forward_pre_hook(lambda _, given: (given[0].detach(), given[1]))
+
+
+def _twice(model): model.bert.pooler.weight.register_hook(lambda grad: 2 * grad)
+
+
+def _cut_table(model):
+    model.mlm_head.register_forward_pre_hook(lambda _, given: (given[0], given[1].detach()))
 
 
 def _no_mlm_bias(model):
     with torch.no_grad(): model.mlm_head.bias.zero_()
 
 
-def _no_nsp_bias(model): model.nsp_head.bias.data = torch.zeros_like(model.nsp_head.bias)
+def _frozen(model): model.bert.pooler.requires_grad_(False)
 
 
-def _plain_norm(model):
-    nn.init.ones_(model.mlm_head.norm.weight)
-    nn.init.zeros_(model.mlm_head.norm.bias)
+def _frozen_encoder(model): model.bert.encoder.requires_grad_(False)
 
 
-def _no_nsp_weight(model): nn.init.zeros_(model.nsp_head.weight)
+def _frozen_bert(model): model.bert.requires_grad_(False)
 
 
-def _no_norm(model): model.mlm_head.norm = nn.Identity()
-
-
-def _cut_table(model):
-    model.mlm_head.register_forward_pre_hook(lambda head, given: (given[0], given[1].detach()))
+def _cut_head(model): model.nsp_head.weight.register_hook(torch.zeros_like)
 
 
 HIDDEN_BUG = Exercise(
-    "07.3", "break", "a bug that fresh weights hide", free=True, call=_after,
-    reference=_no_mlm_bias, variants=(_no_nsp_bias, _plain_norm), probes=_probes_3,
+    "07.3", "break", "a bug that the loss can't show", free=True, call=_after,
+    reference=_cut_pairs, variants=(_cut_pooler, _cut_states, _twice), probes=_probes_3,
     wrong=(
-        Wrong("A fresh model shows this: its weight matrices are drawn at random, so setting "
-              "one to 0 changes the loss. Which parameters are *not* drawn?",
-              answer=_no_nsp_weight),
-        Wrong("A fresh model shows this: its LayerNorm divides by a standard deviation from "
-              "the first step on. Look for parameters that start at 0 or 1.",
-              answer=_no_norm),
-        Wrong("This cuts the table's gradient, but no loss changes, fresh or random. Only a "
-              "check of gradients sees it. Change a value instead.", answer=_cut_table),
-        Wrong("Both losses and the gradient are what they were. Change a parameter of the "
-              "model in place, and one that a loss feels: the softmax cancels the bias of "
-              "the keys, for example.", answer=_untouched),
+        Wrong("This is the example above: the head's table is no longer tied. Leave the "
+              "table alone, and cut another way back into `model.bert`.",
+              answer=_cut_table),
+        Wrong("A fresh model hides this, but the loss of a trained one changes. Leave every "
+              "number as it is, and change only what a gradient does.",
+              answer=_no_mlm_bias),
+        Wrong("You froze parameters, which everybody can see in `requires_grad`. Let them "
+              "all learn, and cut the way of a gradient instead.",
+              answer=_frozen, also=(_frozen_encoder, _frozen_bert)),
+        Wrong("The loss and all gradients of `model.bert` are what they were. Which vectors "
+              "go from it into the two heads?", answer=_untouched, also=(_cut_head,)),
     ),
     properties=(
-        ("The loss of a fresh model must stay exactly the same.", _hidden),
-        ("The loss of a model with random parameters must change.", _shown),
+        ("The loss must stay the same for any weights.", lambda answer: _kept(answer, 0)),
+        ("No parameter may be frozen.", lambda answer: _kept(answer, 1)),
+        ("The word table must get its gradient from the head as before.",
+         lambda answer: _kept(answer, 2)),
+        ("A parameter of `model.bert` must get another gradient.", _moved),
     ),
     hints=(
-        "Which parameters of a fresh model have a value that you know without looking?",
-        "Reread how `initialise_` fills a model in [6. Model](06_model.ipynb), and what the "
-        "head's bias is [at the start](07_heads.ipynb#Weight-tying).",
-        "a skeleton:\ndef break_quietly(model):\n    with torch.no_grad():\n"
-        "        model.... .zero_()  # a parameter that is 0 in a fresh model\n",
+        "A gradient comes back from each of the two heads. What does `detach` do to a "
+        "vector's numbers, and what to its gradient?",
+        "Reread the negative control of "
+        "[Does it match?](07_heads.ipynb#Does-it-match?).",
+        "a skeleton:\ndef break_quietly(model):\n"
+        "    def cut(module, given): return ...  # a tuple: the same numbers, detached\n"
+        "    model.... .register_forward_pre_hook(cut)\n",
     ),
 )

@@ -233,11 +233,11 @@ THIRD = Experiment(
         "Reread [What the numbers can't say](11_evaluation.ipynb#What-the-numbers-can't-"
         "say), where recipes are compared over seeds.",
         "A skeleton:\n"
-        "from minibert.one_page import all_weights, guess, new_weights, try_out\n"
         "def held_out(blocks, seed):\n"
-        "    w = new_weights(blocks, seed)\n"
-        "    return try_out(lambda ids: guess(ids, w), ..., seed)\n"
+        "    w = page.new_weights(blocks, seed)\n"
+        "    return page.try_out(lambda ids: page.guess(ids, w), ..., seed)\n"
         "runs = [(held_out(2, seed), ...) for seed in range(3)]\n"
         "interval = mean_interval(b - a for a, b in runs)\n",
     ),
+    note="From seed 0 alone, with 0.754 and 0.722, you'd have called it better.",
 )

@@ -11,40 +11,54 @@ from .exercises import Exercise, Wrong
 from .experiments import Experiment
 
 # %% auto #0
-__all__ = ['FIRST_STEP', 'FOOLED', 'LION', 'CORRECTION']
+__all__ = ['FIRST_STEPS', 'FOOLED', 'LION', 'CORRECTION']
 
 # %% ../../nbs/answers/16_numpy_training.ipynb #a5acb40e
-FIRST_STEP = Exercise(
-    "16.1", "predict", "the first step",
-    reference=(-0.01, 0.01), within=0.005,  # with the chapter's epsilon it's 0.3 % less
+_LATER = -0.01 * (0.09 / 0.19) / (0.000999 / 0.001999) ** 0.5  # step 2 of the first weight
+
+FIRST_STEPS = Exercise(
+    "16.1", "predict", "the first two steps",
+    reference=(-0.01, 0.01, _LATER), within=0.005,  # with the chapter's epsilon: 0.3 % less
     wrong=(
         Wrong("That's gradient descent, the rate times the gradient: Adam divides by the "
-              "root of the mean square, too.", answer=(-0.03, 3e-6)),
+              "root of the mean square, too.", answer=(-0.03, 3e-6, 0.0)),
         Wrong("Without bias correction the first step is this long, 3.16 times the rate: "
               "divide m by 0.1 and v by 0.001 first.",
-              answer=(-0.01 * 0.1 / 0.001**0.5, 0.01 * 0.1 / 0.001**0.5)),
+              answer=(-0.01 * 0.1 / 0.001**0.5, 0.01 * 0.1 / 0.001**0.5,
+                      -0.01 * 0.09 / 0.000999**0.5)),
         Wrong("You corrected v and not m: m is 0.1 times the gradient, so divide it by "
-              "1 - 0.9.", answer=(-0.001, 0.001)),
+              "1 - 0.9, and in step 2 by 1 - 0.9**2.", answer=(-0.001, 0.001, 0.19 * _LATER)),
         Wrong("You corrected m and not v: v is 0.001 times the squared gradient, so divide "
-              "it by 1 - 0.999.", answer=(-0.01 / 0.001**0.5, 0.01 / 0.001**0.5)),
+              "it by 1 - 0.999, and in step 2 by 1 - 0.999**2.",
+              answer=(-0.01 / 0.001**0.5, 0.01 / 0.001**0.5, _LATER / 0.001999**0.5)),
         Wrong("The lengths are right, but the steps go uphill: a weight moves against its "
-              "gradient.", answer=(0.01, -0.01)),
+              "gradient.", answer=(0.01, -0.01, -_LATER)),
         Wrong("The lengths are right. Give each change its sign: a weight moves against its "
-              "gradient.", answer=(0.01, 0.01)),
-        Wrong("The second gradient is negative, so its weight goes up.",
-              answer=(-0.01, -0.01)),
-        Wrong("You divide by v itself: take its root.", answer=(-0.01 / 3, 0.01 / 3e-4)),
+              "gradient.", answer=(0.01, 0.01, -_LATER)),
+        Wrong("The second gradient is negative, so that weight goes up.",
+              answer=(-0.01, -0.01, _LATER)),
+        Wrong("You divide by v itself: take its root.",
+              answer=(-0.01 / 3, 0.01 / 3e-4, -0.01 * (0.09 / 0.19) / (0.002997 / 0.001999))),
+        Wrong("Step 1 is right. In step 2 the gradient is 0, but the means remember the "
+              "first one: work out m and v once more.", answer=(-0.01, 0.01, 0.0)),
+        Wrong("Step 1 is right. In step 2 both means have shrunk and both corrections are "
+              "others: m is 0.09 times the first gradient, over 1 - 0.9**2.",
+              answer=(-0.01, 0.01, -0.01)),
+        Wrong("Step 1 is right. In step 2 the corrections are those of t = 2, 1 - 0.9**2 and "
+              "1 - 0.999**2.", answer=(-0.01, 0.01, -0.01 * 0.9 / 0.999**0.5)),
     ),
     hints=(
-        "What are m and v after one step, and what do they become by bias correction?",
+        "What are m and v after each step, and what do they become by bias correction?",
         "Reread [Adam: a rate for every number]"
         "(16_numpy_training.ipynb#Adam:-a-rate-for-every-number).",
         "A skeleton:\n"
-        "m = 0.1 * g / (1 - 0.9)            # is ...\n"
+        "m = 0.1 * g / (1 - 0.9)            # step 1, is ...\n"
         "v = 0.001 * g**2 / (1 - 0.999)     # is ...\n"
-        "change = -0.01 * m / v**0.5        # is ...\n",
+        "change = -0.01 * m / v**0.5        # is ...\n"
+        "m = 0.9 * 0.1 * g / ...            # step 2\n",
     ),
 )
+
 
 # %% ../../nbs/answers/16_numpy_training.ipynb #1ffc5e94
 def _probes_2():

@@ -199,10 +199,10 @@ MIN_P = Exercise(
 
 # %% ../../nbs/answers/20_gpt.ipynb #79bcdd30
 def _failing():
-    "The one check of four that positions which count the padding do not pass."
-    counted = altered(
+    "The checks that positions which begin at 0 in each call do not pass."
+    restarted = altered(
         next_logits, "(real.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1]:]",
-        "torch.arange(real.shape[1])[-ids.shape[1]:]")
+        "torch.arange(ids.shape[1])")
     config = GPTConfig(61, n_positions=16, n_embd=24, n_layer=2, n_head=4,
                        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     model = GPTForCausalLM(config, seeded(20, 4)).double().eval()
@@ -213,11 +213,11 @@ def _failing():
         other[:, -1] = (other[:, -1] + 1) % 61
         whole, reader = model(ids).logits, with_cache(model)
         real = torch.ones_like(ids)
-        stream = [counted(reader, ids[:, a:b], real[:, :b])
+        stream = [restarted(reader, ids[:, a:b], real[:, :b])
                   for a, b in ((0, 6), (6, 7), (7, 8), (8, 9))]
         shorter = real.clone()
         shorter[1, :4] = 0  # the second prompt has five tokens
-        padded = counted(with_cache(model), ids, shorter)
+        padded = restarted(with_cache(model), ids, shorter)
         alone = torch.stack([whole[0, -1], model(ids[1:, 4:]).logits[0, -1]])
         fresh = GPTForCausalLM(config, seeded(20, 6))
         passed = dict(
@@ -225,30 +225,32 @@ def _failing():
             loss=abs(fresh(ids, labels=ids).loss.item() - math.log(61)) < 0.3,
             stream=torch.allclose(torch.stack(stream, 1), whole[:, 5:]),
             padded=torch.allclose(padded, alone))
-    (failed,) = (name for name, fine in passed.items() if not fine)
-    return failed
+    return {name for name, fine in passed.items() if not fine}
 
 
 RESTART = Exercise(
     "20.4", "break", "a mistake in the cache",
     reference=_failing,
     wrong=(
-        Wrong("No position lets a token see later ones: only the mask decides that.",
-              answer="future"),
-        Wrong("A fresh model's loss is computed without a cache, by the model itself, which "
-              "wasn't changed.", answer="loss"),
-        Wrong("`real` holds all tokens so far, so without padding the last Q of the positions "
-              "0 to S - 1 are those of the new tokens.", answer="stream"),
+        Wrong("Look at `padded`, too: the shorter prompt's first word stands behind the "
+              "padding, and the mistake gives it a position above 0.", answer={"stream"}),
+        Wrong("Look at `stream`, too: from its second call on there is one new token, and "
+              "`torch.arange(1)` gives it the position 0.", answer={"padded"}),
+        Wrong("`future` and `loss` call the model itself, which wasn't changed. And no "
+              "position lets a token see later ones: only the mask decides that.",
+              answer={"future", "loss", "stream", "padded"},
+              also=({"future"}, {"loss"}, {"future", "loss"},
+                    {"future", "stream", "padded"}, {"loss", "stream", "padded"})),
     ),
     hints=(
-        "A prompt of six tokens has been read, and one more token comes: which shapes do "
-        "`ids` and `real` have?",
+        "A prompt of six tokens has been read, and one more token comes: which shape "
+        "does `ids` have, and which position does the mistake give the token?",
         "Reread [A cache](20_gpt.ipynb#A-cache): what's the position of a token where its "
-        "prompt is padded on the left?",
+        "prompt is padded on the left? And which of the checks call `next_logits` at all?",
         "A skeleton:\n"
-        "# the positions of a token after a prompt of 3, and of a prompt of 3 behind 2 paddings\n"
-        "right = [3], [0, 1, 2]\n"
+        "# the position of a token after a prompt of 3, and those of 3 behind 2 paddings\n"
+        "right = [3], [0, 0, 0, 1, 2]\n"
         "changed = [...], [...]\n"
-        'guess = "..."\n',
+        'guess = {"..."}\n',
     ),
 )

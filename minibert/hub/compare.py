@@ -29,7 +29,7 @@ from ..text.foreign import open_tokenizer
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['FILLS', 'CONTINUES', 'ANSWERS', 'Compared', 'compare_with_hf', 'comparison_table']
+__all__ = ['FILLS', 'MASKS', 'CONTINUES', 'ANSWERS', 'Compared', 'compare_with_hf', 'comparison_table']
 
 # %% ../../nbs/reference/hub/compare.ipynb #ec678f25
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def compare_with_hf(
     with _transformers() as hf:
         folder = find_checkpoint(name_or_folder, **where)
         ours, texts = load_pretrained(folder), _TEXTS if texts is None else list(texts)
+        ours = getattr(ours, "discriminator", ours)  # all that is opened of an ELECTRA
         (architecture, family), tokenizer = family_of(ours), open_tokenizer(folder)
         if not family.compared:
             raise UserError(f"{name_or_folder} is a classifier, and only pre-trained "
@@ -273,6 +274,18 @@ FILLS = Compared(
     batch=_encode, parts=_filled_parts, absent=_not_held,
     real=lambda batch, name: (
         None if name in _ONE_ROW else batch["attention_mask"].bool()))
+
+# %% ../../nbs/reference/hub/compare.ipynb #d22a0012
+def _masked_parts(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    "States, probs, and the logits of all tokens."
+    out, states, probs = _ask(model, batch)
+    named = (getattr(out, name, None) for name in ("logits", "prediction_logits"))
+    return _by_layer(states, probs) | {
+        "logits": next(logits for logits in named if logits is not None)}
+
+
+MASKS = Compared(batch=_encode, parts=_masked_parts,
+                 real=lambda batch, name: batch["attention_mask"].bool())
 
 # %% ../../nbs/reference/hub/compare.ipynb #a88ae703
 _WIDE = dict(allowed={"float32": 1e-4, "float64": 1e-9}, relative=True, special=False)

@@ -16,8 +16,8 @@ from typing import Any
 from ..core.errors import UserError
 
 # %% auto #0
-__all__ = ['FAMILIES', 'Family', 'resolve', 'find_family', 'family_of', 'tokenizer_options', 'Entry', 'unroll', 'into_ours',
-           'into_theirs']
+__all__ = ['FAMILIES', 'Family', 'resolve', 'find_family', 'family_of', 'reads', 'tokenizer_options', 'Entry', 'unroll',
+           'into_ours', 'into_theirs']
 
 # %% ../../nbs/reference/hub/families.ipynb #f6c754ad
 @dataclass(frozen=True)
@@ -84,6 +84,85 @@ _ONLY = {base: dict(position_embedding_type=[positions], is_decoder=[False],
                     hidden_act=_ACTIVATIONS)
          for base, positions in (("bert", "absolute"), ("roformer", "rotary"))}
 
+# %% ../../nbs/reference/hub/families.ipynb #d22a0002
+_UNUSED = "roberta.pooler.dense.weight", "roberta.pooler.dense.bias"
+_TABLES = "".join(_BODY.splitlines(True)[:5])  # of the embeddings
+
+
+def _layers(theirs: str, names: str) -> str:
+    "The lines of a layer; `names` are their parts in the order of `_BODY`."
+    ours = [line.split()[0] for line in _BODY.splitlines()[5:]]
+    return "".join(f"{our} {theirs}.{their}\n"
+                   for our, their in zip(ours, names.split(), strict=True))
+
+
+def _head(dense: str, norm: str, bias: str) -> str:
+    "The lines of a head for masked words."
+    return f"mlm_head.dense {dense}\nmlm_head.norm {norm}\nmlm_head.bias {bias}\n"
+
+
+_ALBERT = _TABLES + """
+bert.embeddings.map                    BASE.encoder.embedding_hidden_mapping_in
+bert.pooler                            BASE.pooler
+nsp_head                               sop_classifier.classifier
+""" + _head("predictions.dense", "predictions.LayerNorm", "predictions.bias") + _layers(
+    "BASE.encoder.albert_layer_groups.0.albert_layers.#",
+    "attention.query attention.key attention.value attention.dense attention.LayerNorm "
+    "ffn ffn_output full_layer_layer_norm")
+_DISTILBERT = _TABLES + _layers(
+    "BASE.transformer.layer.#",
+    "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm "
+    "ffn.lin1 ffn.lin2 output_layer_norm",
+) + _head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias")
+_ELECTRA = _BODY + "bert.embeddings.map BASE.embeddings_project\n"
+_GENERATOR = _ELECTRA + _head(
+    "generator_predictions.dense", "generator_predictions.LayerNorm",
+    "generator_lm_head.bias")
+_FINDER = _ELECTRA + """
+dense                                  discriminator_predictions.dense
+verdict                                discriminator_predictions.dense_prediction
+"""
+
+
+def _descendant(kind: str, name: str, table: str, decoder: str = "", **more) -> Family:
+    "One of chapter 22a; `decoder` is their second name for the word table."
+    word = {"distilbert": "DistilBert"}.get(kind, kind.capitalize())
+    tied = {f"{decoder}.weight": f"{kind}.embeddings.word_embeddings.weight"}
+    if f"{decoder}.bias" not in table:
+        tied[f"{decoder}.bias"] = decoder.replace("decoder", "bias")
+    heads = {"bert.pooler": "pooler", "mlm_head": "MLM head", "nsp_head": "SOP head"}
+    own = dict(optional={part: said for part, said in heads.items() if part in table},
+               tied=tied if decoder else {}, compared="minibert.hub.compare:MASKS")
+    only = dict.fromkeys(("hidden_act", "activation"), _ACTIVATIONS)
+    only |= dict(is_decoder=[False], num_hidden_groups=[1], inner_group_num=[1])
+    return Family(f"minibert.hub.sizes:{word}Config", f"minibert.descendants:{name}",
+                  table.replace("BASE", kind), f"{kind}.", ignored=_BUFFERS + _UNUSED,
+                  only=only, **own | more)
+
+
+def _two_models() -> str:
+    "The table of a generator and a discriminator in one model."
+    def lines(ours: str, theirs: str, table: str) -> str:
+        rows = (line.split() for line in table.splitlines() if line)
+        return "".join(f"{ours}{a} {theirs}{b}\n" for a, b in rows)
+    return (lines("discriminator.", "", _FINDER)
+            + lines("generator.", "generator.", _GENERATOR))
+
+
+_DESCENDANTS = {(kind, name): _descendant(kind, name, *more) for kind, name, *more in (
+    ("roberta", "RobertaForMaskedLM", _BODY + _head(
+        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias"), "lm_head.decoder"),
+    ("albert", "AlbertForPreTraining", _ALBERT, "predictions.decoder"),
+    ("electra", "ElectraForPreTraining", _FINDER),
+    ("electra", "ElectraForMaskedLM", _GENERATOR, "generator_lm_head"))}
+_DESCENDANTS["distilbert", "DistilBertForMaskedLM"] = _descendant(
+    "distilbert", "DistilBertForMaskedLM", _DISTILBERT, "vocab_projector",
+    fast="minibert.descendants:DistilBertStudent")
+_DESCENDANTS["electra", "ElectraForJointTraining"] = _descendant(
+    "electra", "ElectraForJointTraining", _two_models(), beside=("generator.",),
+    optional={})
+
+
 # %% ../../nbs/reference/hub/families.ipynb #bade9abf
 def _pre_training(base: str, config: str, model: str, **more) -> Family:
     "BERT with both heads; `base` is their prefix of the encoder."
@@ -144,6 +223,35 @@ STACK.norm                       STACK.final_layer_norm
 _T5 = "words shared\nhead lm_head\n" + "".join(
     _STACK.replace("STACK", stack).replace("LAST", last)
     for stack, last in (("encoder", "1"), ("decoder", "2")))
+_DEBERTA = re.sub(r"(self.\w+)\n", r"\1_proj\n", _BODY.replace("BASE", "deberta")) + """
+LAYER.distance_key   deberta.encoder.layer.#.attention.self.pos_key_proj
+LAYER.distance_query deberta.encoder.layer.#.attention.self.pos_query_proj
+bert.encoder.distances                 deberta.encoder.rel_embeddings
+bert.encoder.norm                      deberta.encoder.LayerNorm
+mlm_head.dense                         lm_predictions.lm_head.dense
+mlm_head.norm                          lm_predictions.lm_head.LayerNorm
+mlm_head.bias                          lm_predictions.lm_head.bias
+""".replace("LAYER", "bert.encoder.layers.#.attention")
+_OLD_HEAD = {  # DeBERTa's head in files with legacy=True
+    f"cls.predictions.{old}": f"lm_predictions.lm_head.{new}" for old, new in (
+        ("transform.dense.weight", "dense.weight"), ("bias", "bias"),
+        ("transform.dense.bias", "dense.bias"), ("decoder.bias", "bias"),
+        ("transform.LayerNorm.weight", "LayerNorm.weight"),
+        ("transform.LayerNorm.bias", "LayerNorm.bias"))}
+_MODERN = """
+bert.embeddings.word_embeddings        model.embeddings.tok_embeddings
+bert.embeddings.norm                   model.embeddings.norm
+LAYER.attention_norm                   model.layers.#.attn_norm
+LAYER.attention.query,LAYER.attention.key,LAYER.attention.value model.layers.#.attn.Wqkv
+LAYER.attention.output                 model.layers.#.attn.Wo
+LAYER.output_norm                      model.layers.#.mlp_norm
+LAYER.feed_forward.up,LAYER.feed_forward.gate model.layers.#.mlp.Wi
+LAYER.feed_forward.down                model.layers.#.mlp.Wo
+bert.encoder.norm                      model.final_norm
+mlm_head.dense                         head.dense
+mlm_head.norm                          head.norm
+mlm_head.bias                          decoder.bias
+""".replace("LAYER", "bert.encoder.layers.#")
 _ANGLES = {"roformer.encoder.embed_positions.weight": "minibert.nn.rotary:angle_table"}
 _OWN = _POOLER + "classifier mean_classifier"  # no class of theirs pools the mean
 _DEEP = "bert.pooler classifier.dense\nclassifier classifier.out_proj"
@@ -165,6 +273,7 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         "roformer", "cls", _DEEP, derived=_ANGLES),
     ("roformer", "RoFormerForMeanClassification"): _classifier(
         "roformer", "mean", _OWN, derived=_ANGLES),
+    **_DESCENDANTS,
     ("gpt2", "GPT2LMHeadModel"): Family(
         "minibert.gpt:GPTConfig", "minibert.gpt:GPTForCausalLM", _GPT, "transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
@@ -184,6 +293,25 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         compared="minibert.hub.compare:ANSWERS",
         fast="minibert.nn.fast:FastT5ForConditionalGeneration",
         inspected="minibert.show.page:show_answered"),
+    ("deberta-v2", "DebertaV2ForMaskedLM"): Family(
+        "minibert.hub.sizes:DebertaConfig", "minibert.new_layers:DebertaForMaskedLM",
+        _DEBERTA, "deberta.", tied=_OLD_HEAD | {
+            "cls.predictions.decoder.weight":
+                "deberta.embeddings.word_embeddings.weight"},
+        optional={"mlm_head": "MLM head"}, compared="minibert.hub.compare:MASKS",
+        ignored=("position_ids", "embeddings.position_embeddings.weight"),  # v3's files
+        only=dict(relative_attention=[True], conv_kernel_size=[0],
+                  hidden_act=_ACTIVATIONS)),
+    ("modernbert", "ModernBertForMaskedLM"): Family(
+        "minibert.hub.sizes:ModernBertConfig",
+        "minibert.new_layers:ModernBertForMaskedLM", _MODERN, "model.",
+        tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        optional={"mlm_head": "MLM head"}, compared="minibert.hub.compare:MASKS",
+        only=dict(
+            hidden_activation=["gelu"], classifier_activation=["gelu"],
+            attention_bias=[False], mlp_bias=[False], norm_bias=[False],
+            classifier_bias=[False], decoder_bias=[True], attention_dropout=[0],
+            embedding_dropout=[0], mlp_dropout=[0])),
 }
 
 # %% ../../nbs/reference/hub/families.ipynb #f7fad59b
@@ -213,10 +341,16 @@ def family_of(model: Any) -> tuple[str, Family]:  # its architecture, and the fa
     raise LookupError(f"minibert.hub.families.FAMILIES has no {type(model).__name__}.")
 
 
+def reads(config: Any) -> int | float:  # math.inf where there is no table of positions
+    "How many tokens a model reads; RoBERTa's table has rows that none of them gets."
+    room = getattr(config, "max_position_embeddings", math.inf)
+    return room - getattr(config, "first_position", 0)
+
+
 def tokenizer_options(config: Any) -> dict:  # for a tokenizer's `save_pretrained`
     "What a tokenizer's files say of the model beside them."
     _, family = find_family(config.model_type)
-    room = getattr(config, "max_position_embeddings", math.inf)
+    room = reads(config)
     return dict(longest=None if room == math.inf else room, template=family.template)
 
 # %% ../../nbs/reference/hub/families.ipynb #01dc66d5

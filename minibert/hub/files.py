@@ -152,10 +152,10 @@ def _tidy(state: dict[str, Tensor], family: Family, wanted: set) -> dict[str, Te
     roots = {name.removeprefix(base).split(".")[0] for name in wanted
              if base and name.startswith(base)}
     for name, tensor in state.items():
-        if name.endswith(family.ignored): continue
         name = re.sub(r"LayerNorm[.]gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm[.]beta$", "LayerNorm.bias", name)
-        tidy[base + name if name.split(".")[0] in roots else name] = tensor
+        if name.split(".")[0] in roots: name = base + name
+        if name in wanted or not name.endswith(family.ignored): tidy[name] = tensor
     for copy, first in family.tied.items():
         if copy not in tidy or copy in wanted: continue  # wanted: it isn't tied here
         tensor = tidy.pop(copy)

@@ -16,6 +16,7 @@ from ..core.precision import check_finite, evaluating
 from ..core.seeds import seeded
 from ..data.stories import Story
 from ..evaluation import Z, row_interval, wilson
+from ..hub.families import reads
 from ..model import BertModel
 from ..nn.classifier_parts import make_encoder
 from minibert.probing import (
@@ -101,7 +102,7 @@ def extract(
 # %% ../../nbs/reference/measure/probes.ipynb #ec64076d
 def _vectors(bert, texts, tokenizer, both: bool) -> list[Tensor]:  # (L, N, D)
     "Standardised vectors of the texts' words."
-    found, longest = [], bert.config.max_position_embeddings
+    found, longest = [], reads(bert.config)
     for text in texts:
         rows = place_words(text.words, tokenizer, longest, both)
         found.append(extract(bert, rows).unflatten(1, (len(text), -1)).flatten(2))
@@ -286,7 +287,7 @@ def _ask_roles(bert, parts, seed: int, least: int) -> list[tuple[float, float]]:
 # %% ../../nbs/reference/measure/probes.ipynb #2b2de7e0
 def _both_orders(bert, tokenizer, parts) -> list[list[Role]]:
     "The questions of train and dev; ValueError where an order of people is missing."
-    longest = bert.config.max_position_embeddings
+    longest = reads(bert.config)
     found = [name_roles(part, tokenizer, longest) for part in parts]
     if not all({q.hero_first for q in part} == {True, False} for part in found):
         raise ValueError("Too few stories have both orders of the two people: give "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-import torch
 from torch import Tensor, nn
 
 from ..attention import MultiHeadAttention, attend, merge_heads
@@ -20,7 +19,7 @@ from .rotary import turn
 from .shortcuts import fast_attend
 
 # %% auto #0
-__all__ = ['BlockConfig', 'make_norm', 'GatedFeedForward', 'BlockAttention', 'Block', 'forget_biases_', 'BlockEncoder',
+__all__ = ['BlockConfig', 'make_norm', 'GatedFeedForward', 'BlockAttention', 'Block', 'forget_biases_', 'BlockEncoder', 'Nothing',
            'BlockEmbeddings', 'BlockModel', 'BlockForPreTraining']
 
 # %% ../../nbs/reference/nn/block.ipynb #35993d09
@@ -69,6 +68,8 @@ class GatedFeedForward(FeedForward):
 class BlockAttention(MultiHeadAttention):
     "BERT's attention, with rotary positions where the config names them."
 
+    base = 10000.0  # of the angles
+
     def __init__(self, config: BlockConfig):
         super().__init__(config)
         self.rotary = config.positions == "rotary"
@@ -76,7 +77,11 @@ class BlockAttention(MultiHeadAttention):
     def heads_of(self, x, memory=None, positions=None):
         "Queries, keys and values, cut into heads and turned; positions (B, Q) of x."
         q, k, v = super().heads_of(x, memory)
-        return (*turn(q, k, positions), v) if self.rotary else (q, k, v)
+        return (*self.turned(q, k, positions), v) if self.rotary else (q, k, v)
+
+    def turned(self, q, k, positions=None):
+        "Queries and keys (B, H, Q or S, K), each turned by its position's angles."
+        return turn(q, k, positions, self.base)
 
     def forward(self, x, mask=None, memory=None, positions=None):
         dropout = self.dropout if self.training else 0.0
@@ -138,20 +143,18 @@ class BlockEncoder(Encoder):
         return [*states, self.norm(last)]
 
 # %% ../../nbs/reference/nn/block.ipynb #77a5ee7d
+class Nothing(nn.Module):
+    "A part that a model lacks: its place gives 0, whatever goes in."
+
+    def forward(self, *given: Tensor) -> Tensor: return given[0].new_zeros(())
+
+
 class BlockEmbeddings(Embeddings):
     "BERT's embeddings; without the table of positions where they aren't absolute."
 
     def __init__(self, config: BlockConfig):
         super().__init__(config)
-        if config.positions != "absolute": self.position_embeddings = None
-
-    def forward(self, input_ids, token_type_ids=None):
-        if self.position_embeddings is not None:
-            return super().forward(input_ids, token_type_ids)
-        if token_type_ids is None: token_type_ids = torch.zeros_like(input_ids)
-        hidden = self.word_embeddings(input_ids)
-        hidden = hidden + self.token_type_embeddings(token_type_ids)
-        return self.dropout(self.norm(hidden))
+        if config.positions != "absolute": self.position_embeddings = Nothing()
 
 
 class BlockModel(BertModel):

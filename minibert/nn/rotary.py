@@ -15,11 +15,12 @@ __all__ = ['rotary_angles', 'rotate', 'turn', 'angle_table']
 def rotary_angles(
     length: int,  # S
     head_size: int,  # K, even
+    base: float = 10000.0,
     **factory,  # device and dtype
 ) -> tuple[Tensor, Tensor]:  # cosines and sines, (S, K), each twice
     "The angle of each position in each plane of a head (Su et al. 2021, eq. 15)."
     planes = torch.arange(0, head_size, 2, **factory)
-    angles = torch.arange(length, **factory)[:, None] / 10000 ** (planes / head_size)
+    angles = torch.arange(length, **factory)[:, None] / base ** (planes / head_size)
     angles = angles.repeat_interleave(2, dim=1)
     return angles.cos(), angles.sin()
 
@@ -40,10 +41,11 @@ def turn(
     q: Tensor,  # (B, H, Q, K)
     k: Tensor,  # (B, H, S, K), at the positions 0 to S - 1
     positions: Tensor | None = None,  # (B, Q), of the queries; None: 0 to Q - 1
+    base: float = 10000.0,
 ) -> tuple[Tensor, Tensor]:  # the same shapes
     "Queries and keys, each turned by the angles of its position."
     wide = torch.promote_types(k.dtype, torch.float32)
-    cos, sin = rotary_angles(k.shape[2], k.shape[3], device=k.device, dtype=wide)
+    cos, sin = rotary_angles(*k.shape[2:], base, device=k.device, dtype=wide)
     k = rotate(k, cos, sin)
     if positions is None: cos, sin = cos[: q.shape[2]], sin[: q.shape[2]]
     else: cos, sin = cos[positions][:, None], sin[positions][:, None]

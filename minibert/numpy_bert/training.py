@@ -39,7 +39,7 @@ def adamw_(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-6,
 ) -> None:
-    "One step of AdamW with bias correction (Loshchilov and Hutter 2019, algorithm 2)."
+    "One step of AdamW with bias correction, as PyTorch has it."
     for name, grad in grads.items():
         some = decay if params[name].ndim > 1 else 0.0
         adamw_array_(params[name], grad, *moments[name], rate, some, step, betas, eps)

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..core.errors import UserError
 from ..core.files import read_json
+from ..hub.families import reads
 from .plan import read_values
 
 # %% auto #0
@@ -36,7 +37,7 @@ def began(folder: str | Path) -> dict:  # {} for a checkpoint that is no run
 
 def untrained(model: nn.Module, about: dict) -> set[str]:  # of the parts in HEADS
     "The parts of a BERT that nobody has trained, as far as its files tell."
-    asked = about.get("learned", tuple(HEADS))
+    asked = {*about.get("learned", HEADS)} & {*getattr(model, "objectives", HEADS)}
     left = [parts for name, parts in HEADS.items() if name not in asked]
     return {*getattr(model, "fresh", ())}.union(*left)
 
@@ -84,7 +85,7 @@ def check_question(
 ) -> None:
     "Refuse a question that the model can't read: UserError."
     check_weights(model)
-    V, most = model.config.vocab_size, model.config.max_position_embeddings
+    V, most = model.config.vocab_size, reads(model.config)
     if tokenizer.vocab_size > V:
         raise UserError(f"The tokenizer has {tokenizer.vocab_size} pieces, and the "
                         f"model {V}: give the tokenizer of this model.")

@@ -19,7 +19,7 @@ from .plan import ModelOptions, OutputOptions, Plan
 from .tasks import VAL_SEED, Task, figure_row
 
 # %% auto #0
-__all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'WatchedOutput', 'BertPlan', 'BertTask',
+__all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'WatchedOutput', 'BertPlan', 'BertTask', 'filled',
            'questions']
 
 # %% ../../nbs/reference/runs/bert.ipynb #57c94d58
@@ -106,9 +106,8 @@ class BertTask(Task):
         model, kind = plan.model, BertConfig
         if model.positions == "rotary":
             from minibert.nn.block import BlockConfig as kind
-        room = model.max_position_embeddings or plan.training.length
-        return kind.preset(
-            model.size, vocab_size=vocab_size, max_position_embeddings=room)
+        return kind.preset(model.size, vocab_size=vocab_size,
+                           max_position_embeddings=self.room(plan))
 
     def examples(self, plan: BertPlan, corpus: Any, tokenizer: Any) -> Any:
         "Pairs of texts with masked words."
@@ -193,14 +192,10 @@ class BertTask(Task):
 
     def answers(self, model: Any, run: Any) -> str:
         "The likeliest pieces for four [MASK]s and the verdict on two pairs."
-        from minibert.heads import fill_mask, next_sentence
+        from minibert.heads import next_sentence
         asked, pairs = questions(run, model.config.max_position_embeddings)
-        learned, lines = run.plan.masking.objectives, []
-        for text in asked if "mlm" in learned else ():
-            answers = fill_mask(model, run.tokenizer, text, k=5)[0]
-            likely = "  ".join(f"{word} {share:.0%}" for word, share in answers)
-            lines += [f"  {text}", f"    {likely}"]
-        if lines: lines = ["", "The likeliest words for [MASK]:", *lines]
+        learned = run.plan.masking.objectives
+        lines = filled(model, run.tokenizer, asked if "mlm" in learned else [])
         if "nsp" in learned: lines += ["", "Does the second sentence follow the first?"]
         for a, b, really in pairs if "nsp" in learned else ():
             share = next_sentence(model, run.tokenizer, a, b)
@@ -223,6 +218,17 @@ class BertTask(Task):
 TASK = BertTask()
 
 # %% ../../nbs/reference/runs/bert.ipynb #6b09c686
+def filled(model: Any, tokenizer: Any, texts: list[str]) -> list[str]:  # lines
+    "The likeliest pieces for the [MASK] of each text, under a heading."
+    from minibert.heads import fill_mask
+    lines = ["", "The likeliest words for [MASK]:"] if texts else []
+    for text in texts:
+        answers = fill_mask(model, tokenizer, text, k=5)[0]
+        likely = "  ".join(f"{word} {share:.0%}" for word, share in answers)
+        lines += [f"  {text}", f"    {likely}"]
+    return lines
+
+
 def questions(
     run: Any,
     room: int,  # the longest text that the model reads

@@ -152,6 +152,10 @@ def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClass
     "The pre-trained encoder of the run under a fresh classifier."
     bert = load_encoder(options.run).float()
     check_weights(bert)
+    pooler = getattr(bert, "pooler", None)
+    if not isinstance(pooler, nn.Linear) or bert.config.model_type == "albert":
+        raise UserError(f"{options.run} is of type {bert.config.model_type}, which no "
+                        "classifier here stands on: give a BERT.")
     _set_dropout_(bert, options.dropout)
     pooling = options.pooling
     if pooling == "auto": pooling = "mean" if options.frozen else "cls"

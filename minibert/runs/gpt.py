@@ -92,9 +92,8 @@ class GPTTask(Task):
         from minibert.gpt import GPTConfig
         layers, D, heads = SIZES[plan.model.size]
         pad, end = (SPECIALS.index(name) for name in ("[PAD]", "[SEP]"))
-        room = plan.model.max_position_embeddings or plan.training.length
         return GPTConfig(
-            vocab_size, room, n_embd=D, n_layer=layers, n_head=heads,
+            vocab_size, self.room(plan), n_embd=D, n_layer=layers, n_head=heads,
             bos_token_id=end, eos_token_id=end, pad_token_id=pad)
 
     def examples(self, plan: GPTPlan, corpus: Any, tokenizer: Any) -> Any:

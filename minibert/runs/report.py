@@ -19,6 +19,7 @@ from ..core.files import write_whole
 from ..core.progress import say
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
+from ..hub.families import reads
 from .asking import began, check_weights, warn_unknown
 from .plan import with_values
 from .run import START, OpenedRun, open_run
@@ -76,7 +77,7 @@ def with_text(
         if (found := find_task(model)) is None:
             raise UserError(f"{checkpoint} is a {type(model).__name__}, which no text "
                             "alone can measure: give a pre-trained model.")
-        length = min(128, getattr(config, "max_position_embeddings", 128))
+        length = min(128, reads(config))
         plan = with_values(found[1].plan(), dict(length=length))
         run = OpenedRun(folder, plan, config, open_tokenizer(checkpoint), None, None)
     learned = run.task.learned(model, began(folder))

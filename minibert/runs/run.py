@@ -27,9 +27,10 @@ from ..core.files import write_whole
 from ..core.precision import choose_precision
 from ..core.seeds import seeded
 from ..data.corpus import Corpus
-from ..data.documents import load_documents, sample_sentences
+from ..data.documents import load_documents
 from ..evaluation import evaluate
-from ..hub.families import family_of, tokenizer_options
+from ..hub.families import (
+    family_of, find_family, reads, tokenizer_options)
 from ..hub.files import read_kind
 from .finetune import run_finetuning
 from ..heads import BertForPreTraining
@@ -37,7 +38,7 @@ from minibert.runs.plan import (
     FORMAT, FinetuneConfig, Plan, as_values, as_yaml, check_resumed,
     with_values)
 from .tasks import (
-    Task, check_length, read_plan, room_of, task_of, with_dropout)
+    Task, check_length, read_plan, task_of, with_dropout)
 from ..text.foreign import open_tokenizer
 from ..pairs import PairSampler
 from ..train.processes import first_alone, join_processes, own_device
@@ -60,10 +61,9 @@ def first_form(
     texts: Iterable,  # documents, for the vocabulary
 ) -> tuple[Any, WordPieceTokenizer]:
     "The model's sizes and a vocabulary learned from the text."
-    say("Learning the vocabulary ...")
-    tokenizer = WordPieceTokenizer.train(
-        sample_sentences(texts), vocab_size=plan.model.vocab_size)
-    return task_of(plan.model.model).config(plan, tokenizer.vocab_size), tokenizer
+    task = task_of(plan.model.model)
+    tokenizer = task.vocabulary(plan, texts)
+    return task.config(plan, tokenizer.vocab_size), tokenizer
 
 
 START = "start"  # the folder in a run's that holds the weights of `--start`
@@ -103,7 +103,7 @@ def prepare(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     with _of_held_out(data.dataset): task.check_text(val)
     if plan.model.start is None: config, tokenizer = first_form(plan, train)
     else: config, tokenizer = old_form(plan, folder)
-    if plan.training.length > (room := room_of(config, plan)):
+    if plan.training.length > (room := reads(config)):
         raise UserError(f"{task.unit.capitalize()} of {plan.training.length} tokens do "
                         f"not fit a model that reads {room}: give --length {room} or "
                         "less, or a model that was begun with a larger "
@@ -113,7 +113,9 @@ def prepare(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     Corpus.build(train, tokenizer, folder / "corpus", data.processes)
     Corpus.build(val, tokenizer, folder / "val")
     tokenizer.save_pretrained(folder, **tokenizer_options(config))
-    write_whole(folder / "config.json", config_text(config.to_dict()))
+    name, _ = find_family(config.model_type, task.architectures[0])
+    values = config.to_dict() | dict(architectures=[name])
+    write_whole(folder / "config.json", config_text(values))
     return config, tokenizer
 
 # %% ../../nbs/reference/runs/run.ipynb #542d03fe
@@ -167,7 +169,7 @@ def open_run(folder: str | Path, check: bool = True) -> OpenedRun:
 def fresh_model(run: OpenedRun) -> nn.Module:
     "A run's model before its first step, on the device where it will train."
     if run.plan.model.start: model = load_pretrained(run.folder / START)
-    else: model = run.task.build(run.config, seeded(run.plan.training.seed, 0, 2))
+    else: model = run.task.fresh(run)
     return model.to(own_device())
 
 # %% ../../nbs/reference/runs/run.ipynb #4edf4ff9

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.progress import say
+from ..core.seeds import seeded
 from ..hub.families import family_of, find_family, resolve
 from .plan import (
     ABOUT, STARTED, Plan, as_values, of_another_version, read_values)
 
 # %% auto #0
-__all__ = ['VAL_SEED', 'TASKS', 'Task', 'task_of', 'find_task', 'figure_row', 'writer_rows', 'read_plan', 'room_of',
-           'check_length', 'with_dropout']
+__all__ = ['VAL_SEED', 'TASKS', 'Task', 'task_of', 'find_task', 'figure_row', 'writer_rows', 'read_plan', 'check_length',
+           'with_dropout']
 
 # %% ../../nbs/reference/runs/tasks.ipynb #c8797c53
 VAL_SEED = 20181011  # the same held-out questions for every model with this vocabulary
@@ -45,7 +47,24 @@ class Task:
 
     def build(self, config: Any, generator: Any) -> Any:  # a module
         "A fresh model, as it is trained."
-        return resolve(find_family(config.model_type)[1].made)(config, generator)
+        _, family = find_family(config.model_type, self.architectures[0])
+        return resolve(family.made)(config, generator)
+
+    def room(self, plan: Plan) -> int:
+        "The longest example that a fresh model reads: as asked, or as it's trained."
+        return plan.model.max_position_embeddings or plan.training.length
+
+    def vocabulary(self, plan: Plan, texts: Any) -> Any:  # a WordPieceTokenizer
+        "The pieces of a fresh model, learned from the text."
+        from ..data.documents import sample_sentences
+        from ..tokenizer import WordPieceTokenizer
+        say("Learning the vocabulary ...")
+        return WordPieceTokenizer.train(
+            sample_sentences(texts), vocab_size=plan.model.vocab_size)
+
+    def fresh(self, run: Any) -> Any:  # a module
+        "The model of a run before its first step."
+        return self.build(run.config, seeded(run.plan.training.seed, 0, 2))
 
     def examples(self, plan: Plan, corpus: Any, tokenizer: Any) -> Any:
         "What it learns from: a function of the plan's seed and the step."
@@ -117,6 +136,12 @@ TASKS = {
     "bert": "minibert.runs.bert:TASK",
     "gpt": "minibert.runs.gpt:TASK",
     "t5": "minibert.runs.t5:TASK",
+    "roberta": "minibert.runs.descendants:ROBERTA",
+    "albert": "minibert.runs.descendants:ALBERT",
+    "distilbert": "minibert.runs.descendants:DISTILBERT",
+    "electra": "minibert.runs.descendants:ELECTRA",
+    "deberta": "minibert.runs.new_layers:DEBERTA",
+    "modernbert": "minibert.runs.new_layers:MODERNBERT",
 }
 
 
@@ -171,11 +196,6 @@ def read_plan(folder: str | Path) -> tuple[Plan, dict]:  # the plan; what else i
     except UserError as problem: raise UserError(f"In {path}: {problem}") from None
 
 
-def room_of(config: Any, plan: Plan) -> int:
-    "The longest example that a model reads."
-    return getattr(config, "max_position_embeddings", plan.training.length)
-
-
 def check_length(plan: Plan) -> None:
     "Refuse examples that are too short to hold anything: UserError."
     task, length = task_of(plan.model.model), plan.training.length
@@ -188,4 +208,4 @@ def with_dropout(config: Any, share: float) -> Any:
     "The same sizes with this dropout in every place."
     return replace(config, **{
         field.name: share for field in fields(config)
-        if field.name.endswith(("dropout_prob", "pdrop", "dropout_rate"))})
+        if field.name.endswith(("dropout", "dropout_prob", "pdrop", "dropout_rate"))})

@@ -28,7 +28,7 @@ from ..data.spans import read_gaps
 from ..finetuning import BertClassifier
 from ..gpt import GPTForCausalLM
 from ..heads import BertForPreTraining
-from ..hub.families import family_of, resolve
+from ..hub.families import family_of, reads, resolve
 from ..inside import (
     KINDS, Reading, head_entropy, logit_lens, read_text, rollout)
 from ..measure.heads import anisotropy, name_heads, neighbours, score_heads
@@ -82,7 +82,7 @@ def _lens_figures(model, tokenizer, reading: Reading) -> Iterator[tuple]:
 def _own_text(model, tokenizer, folder: Path, notes: list[str]) -> list[dict]:
     "Four batches of the run's held-out text, or else of its corpus; [] without."
     found = [path for path in (folder / "val", folder / "corpus") if path.is_dir()]
-    length = min(64, model.config.max_position_embeddings)
+    length = min(64, reads(model.config))
     try:
         for part in found[:1]:
             corpus = Corpus.open(part, tokenizer)
@@ -170,6 +170,7 @@ def _open(run) -> tuple[nn.Module, Any, list[str]]:
         model = load_pretrained(run)
     notes = [str(warning.message) for warning in said
              if issubclass(warning.category, UserWarning)]
+    model = getattr(model, "discriminator", model)  # all that is asked of an ELECTRA
     return model, open_tokenizer(run), notes
 
 # %% ../../nbs/reference/show/page.ipynb #d2143955
@@ -187,7 +188,7 @@ _MOST = 64  # pieces that a picture can name
 
 def check_drawable(model: nn.Module, length: int) -> None:
     "Refuse a text that is too long for the model or for a picture: UserError."
-    most = min(_MOST, model.config.max_position_embeddings)
+    most = min(_MOST, reads(model.config))
     if length > most:
         raise UserError(f"The text has {length} pieces, and {most} can be read and "
                         "drawn: shorten it, or go sentence by sentence.")

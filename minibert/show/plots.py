@@ -21,7 +21,7 @@ from ..core.files import write_whole
 
 # %% auto #0
 __all__ = ['COLOURS', 'SIGNED', 'Picture', 'write_figure', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors',
-           'show_curves', 'show_bars', 'show_points', 'show_intervals', 'Explorer', 'explore']
+           'show_curves', 'label_ends', 'show_bars', 'show_points', 'show_intervals', 'Explorer', 'explore']
 
 # %% ../../nbs/reference/show/plots.ipynb #263bb812
 class Picture(plt.Figure):
@@ -202,8 +202,8 @@ def show_heads(
     for head, axis in enumerate(axes.flat[:heads]):
         image = _heat(axis, values[head], 0, 1, "equal")
         left, lowest = head % across == 0, head + across >= heads
-        _words(axis.yaxis, tokens if left else [], pitch, "who looks")
-        _words(axis.xaxis, tokens if lowest else [], pitch, "at whom")
+        _words(axis.yaxis, tokens if left else [], pitch, "token that looks")
+        _words(axis.xaxis, tokens if lowest else [], pitch, "token it looks at")
         axis.set_title(f"head {head}", fontsize=9)
     _scale(figure, image, figure.axes, values)
     return figure
@@ -353,6 +353,24 @@ def show_curves(
         axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set(xlabel=x, ylabel=y)
     _lines(axis, lines)
+    return figure
+
+# %% ../../nbs/reference/show/plots.ipynb #1a6e1e03
+def label_ends(
+    figure: plt.Figure,  # of show_curves; changed in place
+) -> plt.Figure:
+    "Name each line at its right end, in its own colour, in place of the legend."
+    for axis in figure.axes:
+        if legend := axis.get_legend(): legend.remove()
+        axis.margins(x=0)
+        (low, high), y = axis.get_ylim(), -math.inf
+        look = dict(fontsize=11, transform=axis.get_yaxis_transform(), parse_math=False)
+        for line in sorted(axis.lines, key=lambda line: line.get_ydata()[-1]):
+            y = max(line.get_ydata()[-1], y + 0.085 * (high - low))
+            look["color"] = line.get_color()
+            axis.text(1.02, y, line.get_label(), va="center", **look)
+    longest = max(len(line.get_label()) for axis in figure.axes for line in axis.lines)
+    figure.set_figwidth(figure.get_figwidth() + _WIDE * longest)
     return figure
 
 # %% ../../nbs/reference/show/plots.ipynb #277a9c89

@@ -138,7 +138,7 @@ def test_a_word_by_hand_is_stronger_than_a_file(tmp_path, file, words, wanted):
     assert {name: options[name] for name in wanted} == wanted and not err
 
 
-@pytest.mark.parametrize("words", ["", "--recipe bert", "--recipe fast", "--backend numpy", "--model gpt", "--model t5", "--minutes 3",
+@pytest.mark.parametrize("words", ["", "--recipe bert", "--recipe fast", "--backend numpy", "--model gpt", "--model t5", "--model distilbert", "--model electra", "--minutes 3",
                                    "--schedule trapezoid --cooldown 0.3", "--objectives mlm --mask-probability 0.3 --whole-words"])
 def test_printed_options_are_read_again(tmp_path, words):
     out, _ = call("pretrain", *words.split(), "--print-config")

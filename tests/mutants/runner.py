@@ -4,7 +4,7 @@
 
 What all checks import is imported once; every mistake is then judged in a process of its own, forked from that one
 on Linux (elsewhere a fork of a process that has imported PyTorch is not safe). The checkout is only read. First come the asserts of the module's own notebook, run from
-top to bottom with the mistake in its exported cell, then the tests of the module. Chapters 10, 11 and 21 train for
+top to bottom with the mistake in its exported cell, then the tests of the module. Chapters 10, 11, 21 and 22b train for
 a while, so there the tests come first.
 """
 import argparse
@@ -39,6 +39,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "what_helps": "what_helps",
     "config": "config defaults",
     "hub.config_files": "config",
+    "hub.sizes": "new_layers descendants",
     "hub.files": "weights training",
     "perf.memory": "config",
     "hub.families": "models weights finetuning",
@@ -82,6 +83,9 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "gpt": "gpt",
     "data.spans": "t5 t5_runs other_checkpoints",
     "t5": "t5",
+    "descendants": "descendants",
+    "data.rows": "descendants",
+    "new_layers": "new_layers",
     "show.page": "other_checkpoints",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
@@ -112,7 +116,8 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
 
 def notebook(mutant: Mutant) -> Path:
     "The notebook that its module is exported from."
-    places = f"[0-9][0-9]_{mutant.module}.ipynb", f"reference/{mutant.module.replace('.', '/')}.ipynb"
+    name = mutant.module
+    places = f"[0-9][0-9]_{name}.ipynb", f"[0-9][0-9][a-z]_{name}.ipynb", f"reference/{name.replace('.', '/')}.ipynb"
     book, = [path for place in places for path in (ROOT / "nbs").glob(place)]
     return book
 
@@ -177,7 +182,7 @@ def judge(mutant: Mutant, folder: Path) -> None:
     import minibert
     assert Path(minibert.__file__).is_relative_to(folder), f"{minibert.__file__} is not the mutant's"
     checks = [(run_notebook, folder / notebook(mutant).parent.relative_to(ROOT)), (run_tests, folder)]
-    if mutant.module in ("training", "evaluation", "t5"): checks.reverse()
+    if mutant.module in ("training", "evaluation", "t5", "descendants", "new_layers"): checks.reverse()
     for check, place in checks:
         os.chdir(place)
         if found := check(mutant): break
