@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shlex
 import sys
@@ -23,6 +22,7 @@ from .options import (
     Bench, Classify, Compare, Evaluate, ExperimentCall, FillMask, Finetune, Generate,
     Inspect, NextSentence, Parity, Probe, Runs, parse)
 from ..core.errors import UserError, explain
+from ..core.files import read_json
 from ..core.progress import is_first, is_shown, print_table, say, shown
 from ..runs.plan import (
     FinetuneConfig, as_yaml, check_resumed, parts_of, read_finetuning)
@@ -174,9 +174,8 @@ def run_experiment(options: ExperimentCall) -> None:
     from minibert.runs.experiment import gain_rows, run_plan
     keep_freed_memory()
     folder, found = run_plan(options.plan, options.minutes, options.seeds, options.out)
-    known = [{name: None if isinstance(value, float) and not math.isfinite(value)
-              else value for name, value in row.items()} for row in found]
-    print_found(options, dict(folder=str(folder), variants=known), gain_rows(found),
+    kept = dict(folder=str(folder)) | read_json(folder / "experiment.json")
+    print_found(options, kept, gain_rows(found),
                 f"The table, the plot and every run are in {folder}.")
 
 # %% ../../nbs/reference/cli/main.ipynb #f2a6767d

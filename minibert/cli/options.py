@@ -194,8 +194,8 @@ class ExperimentCall(Output):
 
     plan: Annotated[  # a YAML file: base, and changes by name, each with its options
         Name, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
-    minutes: Positive | None = None  # for each run; None: the base's steps
-    seeds: Count = 3  # runs of each variant and rate
+    minutes: Positive | None = None  # for each run, by timed steps; None: equal steps
+    seeds: Whole = 3  # runs of each variant at its best rate; 0: just try the rates
     out: Name | None = None  # for all runs (default: in runs/, by the plan's name)
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import mean
-from tempfile import TemporaryDirectory
+from statistics import mean, median
 
 from ..checks.experiments import mean_interval
 from ..core.errors import UserError
@@ -23,13 +24,19 @@ from ..core.progress import say
 from .plan import (
     FREE, Plan, as_values, check_resumed, read_values, with_values)
 from .report import finish
-from .run import begin, definite, go_on, train
-from .tasks import read_plan, task_of
+from minibert.runs.run import (
+    OpenedRun, begin, definite, fresh_model, go_on, keep_plan, open_run, train,
+    write_form)
+from .tasks import read_plan, task_of, with_dropout
 from ..train.checkpoints import only_run_in
+from ..train.trainer import train_model
+from ..training import Callback
+from ..what_helps import Choose
 
 # %% auto #0
-__all__ = ['RATES', 'FIXED', 'read_experiment', 'Trial', 'list_trials', 'run_trial', 'warm_up', 'judge_gain', 'read_result',
-           'find_gains', 'gain_rows', 'run_plan']
+__all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_run', 'time_step', 'time_variants', 'equal_time',
+           'Trial', 'list_trials', 'run_trial', 'judge_gain', 'read_result', 'best_rates', 'find_gains', 'gain_rows',
+           'run_plan']
 
 # %% ../../nbs/reference/runs/experiment.ipynb #7d1eaeb4
 RATES = 0.5, 1.0, 2.0  # times a variant's own learning rates
@@ -44,15 +51,17 @@ def _options(values: object, place: str) -> dict:
     raise UserError(f"{place} holds no options: write lines like 'batch_size: 64'.")
 
 
-def read_experiment(path: str | Path, minutes: float | None = None) -> dict[str, Plan]:
+def read_experiment(path: str | Path) -> dict[str, Plan]:
     "The plans of the base and of each change; UserError where the file is wrong."
     values = read_values(path)
     if {*values} != {"base", "changes"}:
         raise UserError(f"{path} is to have two parts, base and changes.")
     base = _options(values["base"], f"The base of {path}")
+    if wrong := sorted({"start", "minutes", "seed", "out"} & {*base}):
+        raise UserError(f"The base of {path} sets {wrong[0]}: leave it out.")
     task = task_of(base.get("model", "bert"))
     base = task.implied("recipe", base.pop("recipe", None)) | base
-    plans = dict(base=definite(with_values(task.plan(), base | dict(minutes=minutes))))
+    plans = dict(base=definite(with_values(task.plan(), base)))
     for name, own in _options(values["changes"], f"The part changes of {path}").items():
         own = _options(own, f"The change {name} of {path}")
         if name == "base" or not re.fullmatch(r"\w[\w .+-]*", name):
@@ -63,6 +72,66 @@ def read_experiment(path: str | Path, minutes: float | None = None) -> dict[str,
         except UserError as problem:
             raise UserError(f"In {path}, {name}: {problem}") from None
     return plans
+
+# %% ../../nbs/reference/runs/experiment.ipynb #5be87769
+def open_text(base: Plan, folder: Path) -> OpenedRun:
+    "The vocabulary and the ids that all runs share."
+    if (folder / "run.yaml").exists(): return open_run(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+    return begin(with_values(base, dict(out=str(folder))))[0]
+
+
+def on_text(text: OpenedRun, plan: Plan) -> OpenedRun:
+    "A run by another plan on that text, not yet written."
+    config = text.task.config(plan, text.tokenizer.vocab_size)
+    return replace(text, plan=plan, folder=Path(plan.output.out or text.folder),
+                   config=with_dropout(config, plan.model.dropout))
+
+
+def write_run(run: OpenedRun, text: OpenedRun) -> None:
+    "Make the folder of such a run."
+    shutil.rmtree(run.folder, ignore_errors=True)  # of a process that was killed
+    for part in "corpus", "val":
+        shutil.copytree(text.folder / part, run.folder / part, copy_function=os.link)
+    write_form(run.config, run.tokenizer, run.task, run.folder)
+    keep_plan(run)
+
+# %% ../../nbs/reference/runs/experiment.ipynb #5be8776b
+def time_step(text: OpenedRun, plan: Plan, steps: int = 10) -> float:  # seconds
+    "The mean time of a step in a short run, which is thrown away."
+    run = on_text(text, with_values(plan, dict(steps=steps)))
+    training, times = run.plan.training, []
+    clock = Callback(after_step=lambda _: times.append(time.perf_counter()))
+    examples = run.task.examples(run.plan, text.train, text.tokenizer)
+    model, start = fresh_model(run), time.perf_counter()
+    train_model(model, examples, training, progress=False,
+                callbacks=[Choose(training.optimizer, training.schedule), clock])
+    return (times[-1] - start) / steps
+
+
+def time_variants(
+    plans: dict[str, Plan], text: OpenedRun, known: dict, rounds: int = 5,
+) -> dict[str, dict]:  # name -> seconds, and the ratio to the base: median, quartiles
+    "Time each variant that isn't known yet beside the base, in turn."
+    found = dict(known)
+    for name in plans.keys() - known.keys():
+        pairs = [(time_step(text, plans["base"]), time_step(text, plans[name]))
+                 for _ in range(rounds)][1:]
+        ratios = sorted(own / base for base, own in pairs)
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        found[name] = dict(base=median(base for base, _ in pairs),
+                           ratio=median(ratios), quartiles=[low, high])
+    return found
+
+
+def equal_time(
+    plans: dict[str, Plan], times: dict[str, dict], minutes: float,
+) -> dict[str, Plan]:
+    "The plans with as many steps as fit into these minutes."
+    second = median(row["base"] for row in times.values())  # of a step of the base
+    return {name: with_values(plan, dict(
+        steps=max(1, round(60 * minutes / second / times[name]["ratio"]))))
+        for name, plan in plans.items()}
 
 # %% ../../nbs/reference/runs/experiment.ipynb #7b013a95
 @dataclass(frozen=True)
@@ -81,49 +150,48 @@ class Trial:
     def done(self) -> bool: return (self.folder / "summary.json").exists()
 
 
-def list_trials(plans: dict[str, Plan], seeds: int, out: Path) -> Iterator[Trial]:
-    "Every run of an experiment in its order: the variants take turns."
-    for seed, factor in product(range(seeds), RATES):
+def list_trials(
+    plans: dict[str, Plan], seeds: list[int], out: Path,
+    best: dict[str, float] | None = None,  # each variant's rate; None: all three
+) -> Iterator[Trial]:
+    "The runs on these seeds in their order: the variants take turns."
+    for seed, factor in product(seeds, [None] if best else RATES):
         for name, plan in plans.items():
-            own = {rate: factor * getattr(plan.training, rate)
+            times = factor or best[name]
+            own = {rate: times * getattr(plan.training, rate)
                    for rate in ("learning_rate", "muon_learning_rate")}
-            own |= dict(seed=seed, out=str(out / f"{name}-x{factor:g}-seed{seed}"))
-            yield Trial(name, factor, seed, with_values(plan, own))
+            own |= dict(seed=seed, out=str(out / f"{name}-x{times:g}-seed{seed}"))
+            yield Trial(name, times, seed, with_values(plan, own))
 
 # %% ../../nbs/reference/runs/experiment.ipynb #c1097994
-def _train_trial(trial: Trial, base: Plan) -> None:
+def _train_trial(trial: Trial, text: OpenedRun) -> None:
     "Train and measure it, going on with what is there."
     if (trial.folder / "run.yaml").exists():
         run, model, seconds = go_on(read_plan(trial.folder)[0], trial.folder)
     else:
-        shutil.rmtree(trial.folder, ignore_errors=True)  # of a process that was killed
-        run, model = begin(trial.plan)
-        model, seconds = train(run, model)
-    asked = {n: value for n, value in as_values(base).items() if n == "objectives"}
+        run = on_text(text, trial.plan)
+        write_run(run, text)
+        model, seconds = train(run, fresh_model(run))
+    asked = {name: value for name, value in as_values(text.plan).items()
+             if name == "objectives"}
     finish(model, seconds, replace(run, plan=with_values(run.plan, asked)))
 
 
-def run_trial(trial: Trial, base: Plan) -> None:
+def run_trial(trial: Trial, text: OpenedRun) -> None:
     "See to it that a run is there, finished or diverged."
-    folder, timed = trial.folder, trial.plan.training.minutes is not None
+    folder = trial.folder
     if (folder / "run.yaml").exists():
-        began, free = read_plan(folder)[0], (*FREE, "precision", *["steps"] * timed)
-        check_resumed(as_values(trial.plan), as_values(began), folder, free)
+        began = read_plan(folder)[0]
+        check_resumed(as_values(trial.plan), as_values(began), folder,
+                      (*FREE, "precision"))
     if not trial.done:
-        try: _train_trial(trial, base)
+        try: _train_trial(trial, text)
         except UserError as problem:
             if not (folder / "metrics.jsonl").exists(): raise  # it has not even begun
             write_whole(folder / "summary.json", json.dumps({"diverged": f"{problem}"}))
         except KeyboardInterrupt as stop:
             raise type(stop)("Stopped: the same command goes on.") from None
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-
-
-def warm_up(plan: Plan) -> None:
-    "Take a few steps that do not count: a shape's first products are slow."
-    with TemporaryDirectory() as folder:
-        short = dict(out=f"{folder}/run", minutes=None, steps=12, schedule="linear")
-        train(*begin(with_values(plan, short)))
 
 # %% ../../nbs/reference/runs/experiment.ipynb #b74f097a
 def judge_gain(gains: list[float]) -> tuple[float, float, str]:  # low, high, in words
@@ -142,22 +210,26 @@ def read_result(trial: Trial) -> dict:
     sign = 1 if figure.endswith("loss") else -1
     return dict(name=trial.name, factor=trial.factor, figure=figure,
                 cost=sign * summary.get(figure, math.inf * sign),
-                steps=read_plan(trial.folder)[0].training.steps)
+                steps=trial.plan.training.steps)
+
+
+def best_rates(results: list[dict]) -> dict[str, float]:  # name -> times its rates
+    "The rate with the lowest cost, for each variant."
+    order = sorted(results, key=lambda row: row["cost"])
+    return {row["name"]: row["factor"] for row in reversed(order)}
 
 
 def find_gains(results: list[dict]) -> list[dict]:  # the base first, then as planned
-    "Each variant at its best rate, and its gain over the base, seed by seed."
-    rates, found = {}, []
-    for row in results:
-        rates.setdefault(row["name"], {}).setdefault(row["factor"], []).append(row)
-    best = {name: min(by.values(), key=lambda rows: mean(r["cost"] for r in rows))
-            for name, by in rates.items()}  # a run for each seed
-    for own in best.values():
-        gains = [a["cost"] - b["cost"] for a, b in zip(best["base"], own)]
+    "Each variant's gain over the base, seed by seed, all at their own best rate."
+    rows = {}
+    for row in results: rows.setdefault(row["name"], []).append(row)
+    found = []
+    for own in rows.values():
+        gains = [a["cost"] - b["cost"] for a, b in zip(rows["base"], own)]
         low, high, verdict = judge_gain(gains)
         found.append(own[0] | dict(
             value=abs(mean(row["cost"] for row in own)), gain=mean(gains), low=low,
-            steps=round(mean(row["steps"] for row in own)), high=high, verdict=verdict))
+            high=high, verdict=verdict))
     found[0] |= dict(gain=math.nan, low=math.nan, high=math.nan, verdict="")
     return found
 
@@ -165,38 +237,68 @@ def find_gains(results: list[dict]) -> list[dict]:  # the base first, then as pl
 def gain_rows(found: list[dict]) -> list[tuple]:  # the first is the header
     "The variants as rows of words."
     figure = found[0]["figure"]
-    rows = [("variant", "rate", figure, "steps", "gain", "95 % interval", "verdict")]
+    rows = [("variant", "rate", "time", "steps", figure, "gain", "95 % interval",
+             "verdict")]
     edge = {RATES[0]: ", the lowest", RATES[-1]: ", the highest"}
     for row in found:
         gain, low, high = row["gain"], row["low"], row["high"]
-        words = [f"{gain:+.3f}" * math.isfinite(gain),
-                 f"{low:+.3f} to {high:+.3f}" * math.isfinite(low)]
-        rate = f"x{row['factor']:g}{edge.get(row['factor'], '')}"
-        words = f"{row['value']:.3f}", f"{row['steps']:,}", *words
-        rows.append((row["name"], rate, *words, row["verdict"]))
+        rows.append((
+            row["name"], f"x{row['factor']:g}{edge.get(row['factor'], '')}",
+            f"x{row['ratio']:.2f}" if "ratio" in row else "", f"{row['steps']:,}",
+            f"{row['value']:.3f}",
+            f"{gain:+.3f}" * math.isfinite(gain),
+            f"{low:+.3f} to {high:+.3f}" * math.isfinite(low), row["verdict"]))
     return rows
 
 # %% ../../nbs/reference/runs/experiment.ipynb #6f6b8552
+def _find_times(plans, text, folder) -> dict:
+    "The variants' times beside the base's, measured where they aren't known."
+    path = folder / "times.json"
+    known = read_json(path) if path.exists() else {}
+    if plans.keys() - known.keys():
+        say("Timing the variants, each beside the base ...")
+        known = time_variants(plans, text, known)
+        write_whole(path, json.dumps(known, indent=1))
+    return known
+
+
 def run_plan(
     path: str | Path, minutes: float | None = None, seeds: int = 3,
     out: str | None = None,  # a new folder, or that of the same plan (default: in runs)
 ) -> tuple[Path, list[dict]]:  # the folder; a dictionary for each variant
     "Train what a plan asks for, or what is left of it; then compare."
     from minibert.show.plots import show_intervals, write_figure
-    plans = read_experiment(path, minutes)
-    folder = Path(out or f"runs/{Path(path).stem}")
-    trials = list(list_trials(plans, seeds, folder))
-    with only_run_in(folder):
-        for name in {trial.name for trial in trials if minutes and not trial.done}:
-            warm_up(plans[name])
-        for number, trial in enumerate(trials, 1):
+    plans, folder = read_experiment(path), Path(out or f"runs/{Path(path).stem}")
+
+    def finite(value): return not isinstance(value, float) or math.isfinite(value)
+
+    def results(trials: Iterator[Trial]) -> list[dict]:
+        "What these runs reached, once they are there."
+        found = []
+        for number, trial in enumerate(trials := [*trials], 1):
             say(f"Run {number} of {len(trials)}: {trial.folder.name} ...")
-            run_trial(trial, plans["base"])
-        found = find_gains([read_result(trial) for trial in trials])
+            run_trial(trial, text)
+            found.append(read_result(trial))
+        return found
+
+    with only_run_in(folder):
+        text, times = open_text(plans["base"], folder / "text"), {}
+        if minutes:
+            times = _find_times(plans, text, folder)
+            plans = equal_time(plans, times, minutes)
+        tried = results(list_trials(plans, [0], folder))
+        best = best_rates(tried)
+        judged = results(list_trials(plans, [*range(1, seeds + 1)], folder, best))
+        judged = judged or [row for row in tried if best[row["name"]] == row["factor"]]
+        found = find_gains(sorted(judged, key=lambda row: [*plans].index(row["name"])))
+        for row in found: row.update(times.get(row["name"], {}))
         header, *rows = gain_rows(found)
         table = header, ["---"] * len(header), *rows
         write_whole(folder / "table.md", "".join(f"{' | '.join(r)}\n" for r in table))
+        write_whole(folder / "experiment.json", json.dumps(dict(
+            variants=[{key: value if finite(value) else None
+                       for key, value in row.items()} for row in found]), indent=1))
         known = {row["name"]: (row["gain"], row["low"], row["high"])
-                 for row in found if math.isfinite(row["gain"])}
+                 for row in found if finite(row["gain"])}
         write_figure(show_intervals(known, "gain over the base"), folder / "forest.png")
     return folder, found

@@ -51,9 +51,9 @@ from ..what_helps import Choose
 from ..weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
-__all__ = ['START', 'first_form', 'old_form', 'prepare', 'definite', 'training_config', 'OpenedRun', 'open_run', 'fresh_model',
-           'numpy_weights', 'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin', 'at_checkpoints',
-           'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
+__all__ = ['START', 'first_form', 'old_form', 'prepare', 'write_form', 'definite', 'training_config', 'OpenedRun', 'open_run',
+           'fresh_model', 'numpy_weights', 'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin',
+           'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
 
 # %% ../../nbs/reference/runs/run.ipynb #8366e835
 def first_form(
@@ -112,11 +112,18 @@ def prepare(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     config = with_dropout(config, plan.model.dropout)
     Corpus.build(train, tokenizer, folder / "corpus", data.processes)
     Corpus.build(val, tokenizer, folder / "val")
+    write_form(config, tokenizer, task, folder)
+    return config, tokenizer
+
+
+def write_form(
+    config: Any, tokenizer: WordPieceTokenizer, task: Task, folder: Path,
+) -> None:
+    "Write the model's sizes and its vocabulary into a run's folder."
     tokenizer.save_pretrained(folder, **tokenizer_options(config))
     name, _ = find_family(config.model_type, task.architectures[0])
     values = config.to_dict() | dict(architectures=[name])
     write_whole(folder / "config.json", config_text(values))
-    return config, tokenizer
 
 # %% ../../nbs/reference/runs/run.ipynb #542d03fe
 def definite(plan: Plan) -> Plan:

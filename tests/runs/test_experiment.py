@@ -19,14 +19,31 @@ changes:
 def one_rate(monkeypatch): monkeypatch.setattr(experiment, "RATES", (1.0,))
 
 
-def test_every_variant_has_three_rates_and_the_seeds_take_turns(tmp_path, monkeypatch):
+def test_every_variant_has_three_rates_and_then_its_best_on_other_seeds(tmp_path, monkeypatch):
     monkeypatch.undo()
     (tmp_path / "plan.yaml").write_text(PLAN)
-    trials = [*experiment.list_trials(experiment.read_experiment(tmp_path / "plan.yaml"), 2, tmp_path)]
-    assert len(trials) == len({trial.folder for trial in trials}) == 3 * 3 * 2
-    assert [trial.seed for trial in trials] == [0] * 9 + [1] * 9 and {trial.plan.training.seed for trial in trials[:9]} == {0}
-    rates = {(trial.name, trial.factor): trial.plan.training.learning_rate for trial in trials}
+    plans = experiment.read_experiment(tmp_path / "plan.yaml")
+    first = [*experiment.list_trials(plans, [0], tmp_path)]
+    assert len(first) == 3 * 3 and {trial.plan.training.seed for trial in first} == {0}
+    rates = {(trial.name, trial.factor): trial.plan.training.learning_rate for trial in first}
     assert rates["lion", 0.5] == 2e-4 and rates["lion", 2] == 8e-4 and rates["base", 2] == 2 * rates["base", 1]
+    best = experiment.best_rates([dict(name=t.name, factor=t.factor, cost=-t.factor * (t.name == "lion")) for t in first])
+    assert best == {"base": 0.5, "lion": 2, "more masks": 0.5}  # the first of equals
+    then = [*experiment.list_trials(plans, [1, 2], tmp_path, best)]
+    assert [trial.seed for trial in then] == [1] * 3 + [2] * 3 and {(t.name, t.factor) for t in then} == {*best.items()}
+    assert len({trial.folder for trial in first + then}) == 15
+
+
+def test_a_slow_step_gets_fewer_steps_and_a_known_time_is_not_taken_again(tmp_path, monkeypatch):
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    plans = experiment.read_experiment(tmp_path / "plan.yaml")
+    seconds = iter([9, 9, 1, 2, 2, 4, 4, 10, 1, 2] * 2)  # base and variant in turn; the first round is the warm-up
+    monkeypatch.setattr(experiment, "time_step", lambda text, plan: next(seconds))
+    known = {"base": dict(base=2.0, ratio=1.0)}
+    times = experiment.time_variants(plans, None, known)
+    assert times["base"] == known["base"] and times["lion"]["ratio"] == 2 and times["lion"]["quartiles"] == [2, 2]
+    steps = {name: plan.training.steps for name, plan in experiment.equal_time(plans, times, 1).items()}
+    assert steps == {"base": 40, "lion": 20, "more masks": 20}  # a base's step took 1.5 to 2 seconds: the median is 1.5
 
 
 def test_a_plan_ends_with_a_table_and_a_plot_and_a_kill_repeats_nothing(tmp_path, monkeypatch):
@@ -34,15 +51,15 @@ def test_a_plan_ends_with_a_table_and_a_plot_and_a_kill_repeats_nothing(tmp_path
     words, out, real, calls = ("experiment", "plan.yaml", "--seeds", 2), tmp_path / "runs/plan", experiment.train, []
 
     def killed(run, model):
-        "After three runs a kill in the middle of the fourth, and Ctrl-C."
+        "After seven runs a kill in the middle of the eighth, and Ctrl-C."
         calls.append(run.folder)
-        if len(calls) == 4: raise KeyboardInterrupt
+        if len(calls) == 8: raise KeyboardInterrupt
         return real(run, model)
     monkeypatch.setattr(experiment, "train", killed)
     assert "same command" in call(*words, cwd=tmp_path, code=130)[1]
-    assert len([*out.glob("*/summary.json")]) == 3 and not (out / "table.md").exists()
-    (out / "lion-x1-seed1").mkdir()  # a process that was killed before it had a plan
-    (out / "lion-x1-seed1/config.json").touch()
+    assert len([*out.glob("*/summary.json")]) == 7 and not (out / "table.md").exists()
+    (out / "more masks-x1-seed2").mkdir()  # a process that was killed before it had a plan
+    (out / "more masks-x1-seed2/config.json").touch()
     before = {path: everything_in(path.parent) for path in out.glob("*/summary.json")}
     monkeypatch.setattr(experiment, "train", real)
     found = as_json(*words, cwd=tmp_path)
@@ -51,8 +68,8 @@ def test_a_plan_ends_with_a_table_and_a_plot_and_a_kill_repeats_nothing(tmp_path
     table = (out / "table.md").read_text().splitlines()
     assert len(table) == 5 and "verdict" in table[0] and (out / "forest.png").read_bytes().startswith(b"\x89PNG")
     costs = [json.loads(path.read_text())["mlm_loss"] for path in out.glob("*/summary.json")]
-    assert len(costs) == len({*costs}) == 3 * 2 and all(map(math.isfinite, costs))  # each has its own
-    losses = [json.loads((out / f"lion-x1-seed{seed}/summary.json").read_text())["mlm_loss"] for seed in (0, 1)]
+    assert len(costs) == len({*costs}) == 3 * 3 and all(map(math.isfinite, costs))  # each has its own
+    losses = [json.loads((out / f"lion-x1-seed{seed}/summary.json").read_text())["mlm_loss"] for seed in (1, 2)]
     assert found["variants"][1]["value"] == pytest.approx(sum(losses) / 2)
     again = everything_in(*(path.parent for path in out.glob("*/summary.json")))
     monkeypatch.setattr(experiment, "train", None)
@@ -64,7 +81,7 @@ def test_a_plan_ends_with_a_table_and_a_plot_and_a_kill_repeats_nothing(tmp_path
 
 def test_a_rate_that_diverges_is_a_result(tmp_path):
     (tmp_path / "plan.yaml").write_text(PLAN.split("  lion")[0] + "  sgd: {optimizer: sgd, learning-rate: 1e30}\n")
-    base, sgd = as_json("experiment", "plan.yaml", "--seeds", 1, "--out", "out", cwd=tmp_path)["variants"]
+    base, sgd = as_json("experiment", "plan.yaml", "--seeds", 0, "--out", "out", cwd=tmp_path)["variants"]
     assert base["factor"] == 1 and math.isfinite(base["value"]) and sgd["value"] is None and sgd["verdict"] == "diverged"
     assert "diverged" in json.loads((tmp_path / "out/sgd-x1-seed0/summary.json").read_text())
 
@@ -74,7 +91,7 @@ def test_a_rate_that_diverges_is_a_result(tmp_path):
     ("base: {stps: 3}\nchanges: {}", "did you mean steps"), ("base: {}\nchanges: {lion: 3}", "lion"),
     ("base: {}\nchanges: {lion: {optimiser: lion}}", "did you mean optimizer"), ("base: {}\nchanges: {lion: {optimizer: leon}}", "leon"),
     ("base: {}\nchanges: {a: {length: 9}}", "length"), ("base: {}\nchanges: {../a: {dropout: 0.1}}", "../a"),
-    ("base: {}\nchanges: {base: {dropout: 0.1}}", "base"), ("base: {model: brt}\nchanges: {}", "brt"), ("only prose", "no options")])
+    ("base: {start: runs/1}\nchanges: {}", "start"), ("base: {}\nchanges: {base: {dropout: 0.1}}", "base"), ("base: {model: brt}\nchanges: {}", "brt"), ("only prose", "no options")])
 def test_a_wrong_plan_gets_its_sentence(plan, named, tmp_path):
     (tmp_path / "plan.yaml").write_text(plan)
     assert named in leaves_nothing("experiment", "plan.yaml", cwd=tmp_path)
@@ -88,9 +105,9 @@ def result(name, factor, cost):
                                            ((0.1, 0.2, -math.inf), "diverged"), ((0.1,), "one seed tells nothing")])
 @pytest.mark.parametrize("start", [3.0, -0.5])
 def test_gains_are_paired_and_signed_for_losses_and_accuracies(gains, verdict, start):
-    rows = [result(name, factor, start + seed / 4 * abs(start) / 3 - (gain if name == "new" else 0) + (factor - 1) * (1 if start > 0 else 0.01))
-            for factor in (1.0, 2.0) for name in ("base", "new") for seed, gain in enumerate(gains)]
+    rows = [result(name, 1.0, start + seed / 4 * abs(start) / 3 - (gain if name == "new" else 0))
+            for name in ("base", "new") for seed, gain in enumerate(gains)]
     base, new = experiment.find_gains(rows)
-    assert (base["verdict"], new["verdict"]) == ("", verdict) and base["factor"] == new["factor"] == 1.0
+    assert (base["verdict"], new["verdict"]) == ("", verdict)
     if math.isfinite(sum(gains)): assert new["gain"] == pytest.approx(sum(gains) / len(gains)) and math.isnan(base["gain"])
     assert experiment.gain_rows([base, new])[2][-1] == verdict
