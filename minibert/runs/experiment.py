@@ -100,17 +100,18 @@ def write_run(run: OpenedRun, text: OpenedRun) -> None:
 def time_step(text: OpenedRun, plan: Plan, steps: int = 10) -> float:  # seconds
     "The mean time of a step in a short run, which is thrown away."
     run = on_text(text, with_values(plan, dict(steps=steps)))
-    training, times = run.plan.training, []
-    clock = Callback(after_step=lambda _: times.append(time.perf_counter()))
-    examples = run.task.examples(run.plan, text.train, text.tokenizer)
-    model, start = fresh_model(run), time.perf_counter()
+    model, training, times = fresh_model(run), run.plan.training, []
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    now = time.process_time if on_cpu else time.perf_counter  # others don't count
+    clock = Callback(after_step=lambda _: times.append(now()))
+    examples, start = run.task.examples(run.plan, text.train, text.tokenizer), now()
     train_model(model, examples, training, progress=False,
                 callbacks=[Choose(training.optimizer, training.schedule), clock])
     return (times[-1] - start) / steps
 
 
 def time_variants(
-    plans: dict[str, Plan], text: OpenedRun, known: dict, rounds: int = 5,
+    plans: dict[str, Plan], text: OpenedRun, known: dict, rounds: int = 9,
 ) -> dict[str, dict]:  # name -> seconds, and the ratio to the base: median, quartiles
     "Time each variant that isn't known yet beside the base, in turn."
     found = dict(known)
@@ -120,7 +121,8 @@ def time_variants(
         ratios = sorted(own / base for base, own in pairs)
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         found[name] = dict(base=median(base for base, _ in pairs),
-                           ratio=median(ratios), quartiles=[low, high])
+                           ratio=1.0 if name == "base" else median(ratios),
+                           quartiles=[low, high])
     return found
 
 
@@ -128,7 +130,7 @@ def equal_time(
     plans: dict[str, Plan], times: dict[str, dict], minutes: float,
 ) -> dict[str, Plan]:
     "The plans with as many steps as fit into these minutes."
-    second = median(row["base"] for row in times.values())  # of a step of the base
+    second = median(row["base"] for row in times.values())
     return {name: with_values(plan, dict(
         steps=max(1, round(60 * minutes / second / times[name]["ratio"]))))
         for name, plan in plans.items()}

@@ -37,11 +37,10 @@ def test_every_variant_has_three_rates_and_then_its_best_on_other_seeds(tmp_path
 def test_a_slow_step_gets_fewer_steps_and_a_known_time_is_not_taken_again(tmp_path, monkeypatch):
     (tmp_path / "plan.yaml").write_text(PLAN)
     plans = experiment.read_experiment(tmp_path / "plan.yaml")
-    seconds = iter([9, 9, 1, 2, 2, 4, 4, 10, 1, 2] * 2)  # base and variant in turn; the first round is the warm-up
+    seconds = iter([9, 9, 1, 2, 2, 4, 4, 10, 1, 2] * 3)  # base and variant in turn; the first round is the warm-up
     monkeypatch.setattr(experiment, "time_step", lambda text, plan: next(seconds))
-    known = {"base": dict(base=2.0, ratio=1.0)}
-    times = experiment.time_variants(plans, None, known)
-    assert times["base"] == known["base"] and times["lion"]["ratio"] == 2 and times["lion"]["quartiles"] == [2, 2]
+    times = experiment.time_variants({**plans, "old": None}, None, {"old": dict(base=1.5, ratio=3.0)}, rounds=5)
+    assert times["base"]["ratio"] == 1 and times["lion"]["ratio"] == 2 and times["lion"]["quartiles"] == [2, 2]
     steps = {name: plan.training.steps for name, plan in experiment.equal_time(plans, times, 1).items()}
     assert steps == {"base": 40, "lion": 20, "more masks": 20}  # a base's step took 1.5 to 2 seconds: the median is 1.5
 
