@@ -49,9 +49,9 @@ class BertConfig:
         return self.hidden_size // self.num_attention_heads
 
     @classmethod
-    def preset(cls, size: str = "base", **changes) -> BertConfig:
-        "The named size (`tiny mini small medium base`), with any field changed."
-        layers, D, H = SIZES[size]
+    def preset(cls, size: str | tuple = "base", **changes) -> BertConfig:
+        "A size by name (`tiny` to `base`) or as (L, D, H), with any field changed."
+        layers, D, H = SIZES.get(size, size)
         sizes = dict(num_hidden_layers=layers, hidden_size=D, num_attention_heads=H)
         return cls(**sizes | dict(intermediate_size=4 * D) | changes)
 

@@ -15,7 +15,7 @@ from annotated_types import MinLen
 from ..config import BertConfig
 from ..core.errors import UserError
 from ..core.fields import Batch, Part, Share, checked
-from .plan import ModelOptions, OutputOptions, Plan
+from .plan import ModelOptions, OutputOptions, Plan, read_size
 from .tasks import VAL_SEED, Task, figure_row
 
 # %% auto #0
@@ -106,7 +106,7 @@ class BertTask(Task):
         model, kind = plan.model, BertConfig
         if model.positions == "rotary":
             from minibert.nn.block import BlockConfig as kind
-        return kind.preset(model.size, vocab_size=vocab_size,
+        return kind.preset(read_size(model.size), vocab_size=vocab_size,
                            max_position_embeddings=self.room(plan))
 
     def examples(self, plan: BertPlan, corpus: Any, tokenizer: Any) -> Any:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..config import SIZES
 from ..core.course import COURSE
 from ..core.errors import UserError
 from ..core.fields import Batch, Name, Part, checked
 from .bert import QUESTIONS, BertTask, filled
-from .plan import ModelOptions, Plan
+from .plan import ModelOptions, Plan, read_size
 from .tasks import VAL_SEED, Task, figure_row
 
 # %% auto #0
@@ -116,7 +115,7 @@ class RobertaTask(Task):
         "The sizes of a fresh model; a fresh vocabulary begins with [PAD]."
         from minibert.hub import sizes
         kind = getattr(sizes, self.config_name)
-        config = kind.preset(plan.model.size, vocab_size=vocab_size, pad_token_id=0,
+        config = kind.preset(read_size(plan.model.size), vocab_size=vocab_size, pad_token_id=0,
                              **self.sizes(plan))
         room = self.room(plan) + getattr(config, "first_position", 0)
         return replace(config, max_position_embeddings=room)
@@ -168,7 +167,7 @@ class AlbertTask(RobertaTask):
 
     def sizes(self, plan: AlbertPlan) -> dict:
         "The width of the tables."
-        return dict(embedding_size=SIZES[plan.model.size][1] // 4)
+        return dict(embedding_size=read_size(plan.model.size)[1] // 4)
 
     def rows(self, summary: dict) -> list[tuple]:
         "The masked words, and how often the order is right."
@@ -249,7 +248,7 @@ class ElectraTask(RobertaTask):
 
     def sizes(self, plan: ElectraPlan) -> dict:
         "The tables are as wide as the layers, up to the 128 of the paper."
-        return dict(embedding_size=min(128, SIZES[plan.model.size][1]))
+        return dict(embedding_size=min(128, read_size(plan.model.size)[1]))
 
     def rows(self, summary: dict) -> list[tuple]:
         "The generator's masked words, and what the discriminator finds."

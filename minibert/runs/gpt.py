@@ -9,10 +9,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ..config import SIZES
 from ..core.errors import UserError
 from ..core.fields import Batch, checked
-from .plan import ModelOptions, Plan, TrainingOptions
+from .plan import ModelOptions, Plan, TrainingOptions, read_size
 from .tasks import Task, writer_rows
 from ..text.cleaning import SPECIALS
 
@@ -90,7 +89,7 @@ class GPTTask(Task):
     def config(self, plan: GPTPlan, vocab_size: int) -> Any:  # a GPTConfig
         "The sizes of a GPT; a fresh vocabulary begins with the specials."
         from minibert.gpt import GPTConfig
-        layers, D, heads = SIZES[plan.model.size]
+        layers, D, heads = read_size(plan.model.size)
         pad, end = (SPECIALS.index(name) for name in ("[PAD]", "[SEP]"))
         return GPTConfig(
             vocab_size, self.room(plan), n_embd=D, n_layer=layers, n_head=heads,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import SIZES
 from ..core.errors import UserError
 from ..core.fields import checked
+from .plan import read_size
 from ..text.cleaning import SPECIALS
 from .descendants import RobertaPlan, RobertaTask, RowModelOptions
 
@@ -71,7 +71,7 @@ class ModernBertTask(RobertaTask):
     def config(self, plan: ModernBertPlan, vocab_size: int) -> Any:
         "The sizes of a ModernBERT; a fresh vocabulary begins with the specials."
         from minibert.hub.sizes import ModernBertConfig
-        layers, D, heads = SIZES[plan.model.size]
+        layers, D, heads = read_size(plan.model.size)
         room = self.room(plan)
         pad, first, end = map(SPECIALS.index, ("[PAD]", "[CLS]", "[SEP]"))
         return ModernBertConfig(

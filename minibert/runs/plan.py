@@ -15,20 +15,40 @@ from typing import Annotated, Any, Literal
 import tyro
 import yaml
 from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator
 
+from ..config import SIZES
 from ..core.errors import UserError
 from ..core.fields import Batch, Count, Name, Part, Positive, Whole, checked
 from ..train.recipe import TrainingConfig
 
 # %% auto #0
-__all__ = ['Rate', 'Dropout', 'Size', 'STARTED', 'FORMAT', 'ABOUT', 'FREE', 'DataOptions', 'ModelOptions', 'TrainingOptions',
-           'OutputOptions', 'Plan', 'parts_of', 'as_values', 'with_values', 'FinetuneConfig', 'read_values', 'as_yaml',
-           'of_another_version', 'read_finetuning', 'check_resumed']
+__all__ = ['Rate', 'Dropout', 'Size', 'ModelSize', 'STARTED', 'FORMAT', 'ABOUT', 'FREE', 'read_size', 'DataOptions',
+           'ModelOptions', 'TrainingOptions', 'OutputOptions', 'Plan', 'parts_of', 'as_values', 'with_values',
+           'FinetuneConfig', 'read_values', 'as_yaml', 'of_another_version', 'read_finetuning', 'check_resumed']
 
 # %% ../../nbs/reference/runs/plan.ipynb #c32912f6
 Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
 Dropout = Annotated[float, Ge(0), Le(0.9)]
 Size = Literal["tiny", "mini", "small", "medium", "base"]
+
+
+def read_size(size: str) -> tuple[int, int, int]:  # L, D, H
+    "A size by its name, or by layers, width and heads, as 3x192x3; UserError."
+    if size in SIZES: return SIZES[size]
+    parts = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", size)
+    layers, D, H = map(int, parts.groups()) if parts else (0, 1, 2)
+    if not D % H: return layers, D, H
+    raise UserError(f"size is {size}: choose {', '.join(SIZES)}, or give layers, width "
+                    "and heads, which divide the width, as 3x192x3.")
+
+
+def _check_size(size: str) -> str:
+    read_size(size)
+    return size
+
+
+ModelSize = Annotated[str, AfterValidator(_check_size)]
 
 
 @checked
@@ -48,7 +68,7 @@ class ModelOptions:
 
     model: Name = "bert"  # bert fills blanks, gpt goes on, t5 fills gaps
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
-    size: Size | None = "tiny"  # the model's
+    size: ModelSize | None = "tiny"  # up to base; or 3x192x3: layers, width, heads
     vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
     dropout: Dropout = 0.0  # share of units dropped, in every place
     backend: Literal["torch"] = "torch"  # what computes

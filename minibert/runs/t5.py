@@ -9,10 +9,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ..config import SIZES
 from ..core.fields import checked
 from ..core.seeds import seeded
-from .plan import ModelOptions, Plan, TrainingOptions
+from .plan import ModelOptions, Plan, TrainingOptions, read_size
 from .tasks import VAL_SEED, Task, writer_rows
 from ..text.cleaning import SPECIALS
 
@@ -61,7 +60,7 @@ class T5Task(Task):
         "The sizes of a T5 of version 1.1; a fresh vocabulary begins with the specials."
         from minibert.data.spans import SENTINELS
         from minibert.t5 import T5Config
-        layers, D, heads = SIZES[plan.model.size]
+        layers, D, heads = read_size(plan.model.size)
         pad, end = (SPECIALS.index(name) for name in ("[PAD]", "[SEP]"))
         return T5Config(
             vocab_size + SENTINELS, d_model=D, d_kv=D // heads,

@@ -50,7 +50,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "no number": ("pretrain --steps many", "--steps"),
     "out of range": ("pretrain --steps 0", "steps is 0"),
     "no finite number": ("pretrain --lr inf", "learning_rate"),
-    "no choice": ("pretrain --size huge", "--size"),
+    "no choice": ("pretrain --size huge", "3x192x3"),
     "another model's option": ("pretrain --model gpt --whole-words", "--whole-words"),
     "a model that there isn't": ("pretrain --model brt", "brt"),
     "a missing argument": ("evaluate", "RUN"),

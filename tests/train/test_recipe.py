@@ -7,7 +7,7 @@ import pytest
 
 from minibert.core.errors import UserError
 from minibert.runs.bert import BertPlan
-from minibert.runs.plan import as_values, as_yaml, of_another_version, read_values, with_values
+from minibert.runs.plan import ModelOptions, as_values, as_yaml, of_another_version, read_size, read_values, with_values
 from minibert.runs.tasks import read_plan
 from minibert.train.recipe import TrainingConfig, schedule_at
 
@@ -58,3 +58,13 @@ def test_a_plan_survives_its_file_and_another_version(tmp_path):
     values = read_values(path)
     del values["warmup"]
     with pytest.warns(UserWarning, match="colour"): assert of_another_version(BertPlan(), values | dict(colour=1, format=2), path) == plan
+
+
+@pytest.mark.parametrize("size,sizes", [("tiny", (2, 128, 2)), ("3x192x3", (3, 192, 3)), ("1x64x1", (1, 64, 1))])
+def test_a_size_has_a_name_or_three_numbers(size, sizes):
+    assert read_size(size) == sizes and ModelOptions(size=size).size == size
+
+
+@pytest.mark.parametrize("size", ["huge", "3x192", "3x192x5", "0x64x2", "3x192x3x1", "axbxc"])
+def test_another_size_gets_its_sentence(size):
+    with pytest.raises(UserError, match=f"{size}.*3x192x3"): ModelOptions(size=size)
