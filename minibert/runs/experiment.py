@@ -62,13 +62,14 @@ def read_experiment(path: str | Path) -> dict[str, Plan]:
     task = task_of(base.get("model", "bert"))
     base = task.implied("recipe", base.pop("recipe", None)) | base
     plans = dict(base=definite(with_values(task.plan(), base)))
-    for name, own in _options(values["changes"], f"The part changes of {path}").items():
+    _options(values["changes"], f"The part changes of {path}")  # may refuse
+    for name, own in values["changes"].items():
         own = _options(own, f"The change {name} of {path}")
-        if name == "base" or not re.fullmatch(r"\w[\w .+-]*", name):
+        if name == "base" or not re.fullmatch(r"\w[\w .+-]*", str(name)):
             raise UserError(f"{path} has a change {name!r}: call it otherwise.")
         if fixed := sorted(FIXED & {*own}):
             raise UserError(f"In {path}, {name}: only the base can set {fixed[0]}.")
-        try: plans[name] = with_values(plans["base"], own)
+        try: plans[str(name)] = with_values(plans["base"], own)
         except UserError as problem:
             raise UserError(f"In {path}, {name}: {problem}") from None
     return plans

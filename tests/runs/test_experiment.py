@@ -11,7 +11,7 @@ PLAN = """
 base: {steps: 3, batch-size: 4, length: 32, vocab-size: 600, optimizer: adamw}
 changes:
   lion: {optimizer: lion, learning-rate: 4e-4}
-  "more masks": {mask-probability: 0.4, objectives: [mlm]}
+  "forty-percent masks": {mask-probability: 0.4, objectives: [mlm]}
 """
 
 
@@ -28,7 +28,7 @@ def test_every_variant_has_three_rates_and_then_its_best_on_other_seeds(tmp_path
     rates = {(trial.name, trial.factor): trial.plan.training.learning_rate for trial in first}
     assert rates["lion", 0.5] == 2e-4 and rates["lion", 2] == 8e-4 and rates["base", 2] == 2 * rates["base", 1]
     best = experiment.best_rates([dict(name=t.name, factor=t.factor, cost=-t.factor * (t.name == "lion")) for t in first])
-    assert best == {"base": 0.5, "lion": 2, "more masks": 0.5}  # the first of equals
+    assert best == {"base": 0.5, "lion": 2, "forty-percent masks": 0.5}  # the first of equals
     then = [*experiment.list_trials(plans, [1, 2], tmp_path, best)]
     assert [trial.seed for trial in then] == [1] * 3 + [2] * 3 and {(t.name, t.factor) for t in then} == {*best.items()}
     assert len({trial.folder for trial in first + then}) == 15
@@ -42,7 +42,7 @@ def test_a_slow_step_gets_fewer_steps_and_a_known_time_is_not_taken_again(tmp_pa
     times = experiment.time_variants({**plans, "old": None}, None, {"old": dict(base=1.5, ratio=3.0)}, rounds=5)
     assert times["base"]["ratio"] == 1 and times["lion"]["ratio"] == 2 and times["lion"]["quartiles"] == [2, 2]
     steps = {name: plan.training.steps for name, plan in experiment.equal_time(plans, times, 1).items()}
-    assert steps == {"base": 40, "lion": 20, "more masks": 20}  # a base's step took 1.5 to 2 seconds: the median is 1.5
+    assert steps == {"base": 40, "lion": 20, "forty-percent masks": 20}  # a base's step took 1.5 to 2 seconds: the median is 1.5
 
 
 def test_a_plan_ends_with_a_table_and_a_plot_and_a_kill_repeats_nothing(tmp_path, monkeypatch):
@@ -57,13 +57,13 @@ def test_a_plan_ends_with_a_table_and_a_plot_and_a_kill_repeats_nothing(tmp_path
     monkeypatch.setattr(experiment, "train", killed)
     assert "same command" in call(*words, cwd=tmp_path, code=130)[1]
     assert len([*out.glob("*/summary.json")]) == 7 and not (out / "table.md").exists()
-    (out / "more masks-x1-seed2").mkdir()  # a process that was killed before it had a plan
-    (out / "more masks-x1-seed2/config.json").touch()
+    (out / "forty-percent masks-x1-seed2").mkdir()  # a process that was killed before it had a plan
+    (out / "forty-percent masks-x1-seed2/config.json").touch()
     before = {path: everything_in(path.parent) for path in out.glob("*/summary.json")}
     monkeypatch.setattr(experiment, "train", real)
     found = as_json(*words, cwd=tmp_path)
     assert {path: everything_in(path.parent) for path in before} == before
-    assert [row["name"] for row in found["variants"]] == ["base", "lion", "more masks"]
+    assert [row["name"] for row in found["variants"]] == ["base", "lion", "forty-percent masks"]
     table = (out / "table.md").read_text().splitlines()
     assert len(table) == 5 and "verdict" in table[0] and (out / "forest.png").read_bytes().startswith(b"\x89PNG")
     costs = [json.loads(path.read_text())["mlm_loss"] for path in out.glob("*/summary.json")]
