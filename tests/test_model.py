@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minibert.config import BertConfig, count_parameters
+from minibert.embeddings import Embeddings
 from minibert.encoder import ACTIVATIONS, EncoderLayer, FeedForward
 from minibert.heads import BertForPreTraining
 from minibert.model import BertModel, additive_mask, attentions, initialise_
@@ -150,6 +151,17 @@ def test_dropout_hits_what_is_added_and_only_in_training():
     assert_same(layer.train()(hidden), layer.output_norm(layer.attention_norm(hidden)))
     out = layer.eval()(hidden)
     assert torch.equal(out, layer(hidden)) and (out - layer.train()(hidden)).abs().max() > 0.1
+
+
+def test_dropout_is_the_embeddings_last_step():
+    "Else a norm would shift the zeros."
+    module, ids = randomise_(Embeddings(BertConfig(31, 12, 1, 2, 4, hidden_dropout_prob=0.5)).double()), torch.arange(30)[None]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        noisy = module.train()(ids)
+    kept = noisy != 0
+    assert 0.3 < kept.double().mean() < 0.7
+    assert_same(noisy[kept], 2 * module.eval()(ids)[kept])
 
 
 def test_activation():

@@ -115,6 +115,11 @@ def test_buckets_are_theirs(buckets, more, both_sides):
                        TheirAttention._relative_position_bucket(distance, both_sides, buckets, far))
 
 
+def test_where_the_buckets_of_chapter_21_begin():
+    which = relative_buckets(-torch.arange(151), True)
+    assert [(which == k).nonzero()[0].item() for k in which.unique()] == [*range(9), 12, 16, 23, 32, 46, 64, 91]
+
+
 @pytest.mark.parametrize("config", [SMALL, NEWER], ids=["1.0", "1.1"])
 def test_every_parameter_gets_a_gradient(config):
     "Except one row of the encoder's table: no distance falls into the bucket of a later key at distance 0."

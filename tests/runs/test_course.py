@@ -35,6 +35,17 @@ def test_figures_are_those_that_stand_beside_it(course):
     assert sum(map(sum, figures["nsp_confusion"])) == SUMMARY["nsp_pairs"]
 
 
+def test_what_chapter_3_says_of_its_positions(course):
+    positions = course[0].bert.embeddings.position_embeddings.weight.detach()
+    alike = torch.cosine_similarity(positions[:, None], positions, dim=-1)
+    random = torch.randn(48, 128, generator=torch.Generator().manual_seed(0))
+    far = (torch.arange(48)[:, None] - torch.arange(48)).abs() > 4
+    assert 0.88 < (alike[far].abs() < 0.25).double().mean() < 0.92
+    assert (torch.cosine_similarity(random[:, None], random, dim=-1)[far].abs() < 0.25).double().mean() > 0.99
+    assert 0.45 < alike.diagonal(1)[16:38].mean() < 0.52 and 0.24 < alike.diagonal(1)[1:10].mean() < 0.28
+    assert max(alike.diagonal(n).mean() for n in (19, 31)) < -0.25
+
+
 def test_held_out_questions_need_no_training_text(course):
     run = course_run(train=False)
     figures = evaluate(course[0], course_sampler(run))

@@ -1,0 +1,50 @@
+"""What the chapters say in words of the committed tables."""
+import json
+import math
+from statistics import mean
+
+import pytest
+
+from conftest import ROOT
+from minibert.runs.course import read_course
+
+
+def table(name): return json.loads((ROOT / f"minibert/measured/{name}.json").read_text(encoding="utf8"))
+
+
+def test_chapters_3_to_7_on_three_seeds_of_each_part():
+    of = table("try_out")
+    three = of["03"]["the package's embeddings"]
+    assert (round(min(three), 2), round(max(three), 2)) == (0.73, 0.80)
+    ours, plain, none, no_root, one_head, one_head_no_root = of["04"].values()
+    for other, by in ((plain, 0.03), (no_root, 0.01)):
+        ahead = [a - b for a, b in zip(other, ours)]
+        assert min(ahead) > 0 and mean(ahead) == pytest.approx(by, abs=0.005)
+    assert mean(none) - mean(plain) == pytest.approx(1.05, abs=0.005)
+    assert sum(a < b for a, b in zip(one_head, ours)) == 2 and min(one_head_no_root) > max(plain)
+    ours, bare, no_norm, *_, small, small_bare = of["05"].values()  # the last two: six layers of 0.02
+    assert max(ours) < min(no_norm + of["00"]["chapter 0's page"])
+    assert mean(bare) - mean(ours) == pytest.approx(0.1, abs=0.02)
+    assert max(small) > min(small_bare) and max(small + small_bare) < 0.83
+    with_table, dots, own = of["07"].values()
+    assert mean(with_table + dots) - mean(own) == pytest.approx(0.07, abs=0.01)
+
+
+def test_chapter_10_on_warm_up_and_on_the_demo():
+    six, demo = table("warmup")["six"], table("demo")
+    both = [max(six[k]) for k in six if k.startswith("warm-up") and "clip" not in k]
+    assert max(both) < min(six["warm-up, no clipping"])
+    unigram, loss = demo["summary"]["unigram_loss"], {line["step"]: line for line in demo["metrics"]}
+    assert all(abs(loss[n]["mlm_loss"] - unigram) < 0.35 for n in range(40, 101, 10))
+    assert all(abs(loss[n]["nsp_loss"] - math.log(2)) < 0.05 for n in range(10, 271, 10))
+    assert loss[270]["mlm_loss"] < 2 and round(loss[300]["mlm_loss"], 1) == 1.4
+    assert demo["names_both_hidden"][0] == 12 and read_course()["names"][0] == 24
+
+
+def test_chapter_21_on_what_each_kind_of_model_knows():
+    for run in table("three")["runs"]:
+        of = run["facts"]["the right tells"]
+        off = (of["right"] - of["left_best"]) / (0.147 * 0.853 / of["n"]) ** 0.5  # in errors
+        assert abs(off) < 1 if run["kind"] == "gpt" else off > 4
+        of = run["facts"]["pronoun"]
+        assert (abs(of["right"] - of["commonest"]) > 3 * (0.25 / of["n"]) ** 0.5) == (run["kind"] != "t5")
