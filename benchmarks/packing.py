@@ -19,7 +19,8 @@ import torch
 from minibert.core.files import write_whole
 from minibert.core.seeds import seeded
 from minibert.hub.sizes import ModernBertConfig
-from minibert.new_layers import ModernBertForMaskedLM, PackedModernBertForMaskedLM
+from minibert.new_layers import ModernBertForMaskedLM
+from minibert.nn.packing import PackedModernBertForMaskedLM
 
 OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "packing.json"
 CASES = {  # what the lengths are: how many texts, the shortest, the longest

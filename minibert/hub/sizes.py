@@ -169,7 +169,6 @@ class ModernBertConfig:
     sep_token_id: int | None = 50282
     model_type: str = "modernbert"
 
-    norm, norm_first, gated, bias, positions = "layer", True, True, False, "rotary"
     hidden_act, type_vocab_size = "gelu", 1
     hidden_dropout_prob = attention_probs_dropout_prob = 0.0
     layer_norm_eps = property(lambda self: self.norm_eps)

@@ -20,7 +20,8 @@ from minibert.hub.families import family_of, into_theirs, unroll
 from minibert.hub.files import read_sizes
 from minibert.hub.sizes import DebertaConfig, ModernBertConfig
 from minibert.model import attentions
-from minibert.new_layers import DebertaForMaskedLM, ModernBertForMaskedLM, PackedModernBertForMaskedLM, log_buckets
+from minibert.new_layers import DebertaForMaskedLM, ModernBertForMaskedLM, log_buckets
+from minibert.nn.packing import PackedModernBertForMaskedLM
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.weights import from_hf, load_pretrained, save_pretrained, to_hf
 
