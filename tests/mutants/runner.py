@@ -86,6 +86,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "descendants": "descendants",
     "data.rows": "descendants",
     "new_layers": "new_layers",
+    "nn.variants": "variants",
+    "runs.variants": "variant_runs",
     "show.page": "other_checkpoints",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
