@@ -125,8 +125,8 @@ def compare_with_hf(
         ours = getattr(ours, "discriminator", ours)  # all that is opened of an ELECTRA
         (architecture, family), tokenizer = family_of(ours), open_tokenizer(folder)
         if not family.compared:
-            raise UserError(f"{name_or_folder} is a classifier, and only pre-trained "
-                            "models are compared: give the one that it was made from.")
+            raise UserError(f"{name_or_folder} is a {type(ours).__name__}, which is "
+                            "ours alone: give a pre-trained model of transformers.")
         kind = resolve(family.compared)
         batch, found = kind.batch(ours, tokenizer, texts), {}
         other = _their_tokenizer(hf, folder)

@@ -232,6 +232,12 @@ mlm_head.dense                         lm_predictions.lm_head.dense
 mlm_head.norm                          lm_predictions.lm_head.LayerNorm
 mlm_head.bias                          lm_predictions.lm_head.bias
 """.replace("LAYER", "bert.encoder.layers.#.attention")
+_VARIANT = "".join(f"{name} {name}\n" for name in [  # nobody else has names for it
+    *re.findall("^\\S+", _BODY + _POOLER + _HEADS, re.M), "decoder",
+    "bert.encoder.norm", "bert.encoder.distances.table",
+    *(f"bert.encoder.layers.#.{part}" for part in (
+        "feed_forward.gate", "after_attention", "after_output", "attention.score_norm",
+        "attention.mix"))])
 _OLD_HEAD = {  # DeBERTa's head in files with legacy=True
     f"cls.predictions.{old}": f"lm_predictions.lm_head.{new}" for old, new in (
         ("transform.dense.weight", "dense.weight"), ("bias", "bias"),
@@ -312,6 +318,10 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
             attention_bias=[False], mlp_bias=[False], norm_bias=[False],
             classifier_bias=[False], decoder_bias=[True], attention_dropout=[0],
             embedding_dropout=[0], mlp_dropout=[0])),
+    ("variant", "VariantForPreTraining"): Family(
+        "minibert.nn.variants:VariantConfig",
+        "minibert.nn.variants:VariantForPreTraining", _VARIANT, compared="",
+        fast="minibert.nn.variants:FastVariantForPreTraining"),
 }
 
 # %% ../../nbs/reference/hub/families.ipynb #f7fad59b

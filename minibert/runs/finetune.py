@@ -153,8 +153,9 @@ def start_classifier(options: FinetuneConfig, names: Sequence[str]) -> BertClass
     bert = load_encoder(options.run).float()
     check_weights(bert)
     pooler = getattr(bert, "pooler", None)
-    if not isinstance(pooler, nn.Linear) or bert.config.model_type == "albert":
-        raise UserError(f"{options.run} is of type {bert.config.model_type}, which no "
+    kind = bert.config.model_type
+    if not isinstance(pooler, nn.Linear) or kind in ("albert", "variant"):
+        raise UserError(f"{options.run} is of type {kind}, which no "
                         "classifier here stands on: give a BERT.")
     _set_dropout_(bert, options.dropout)
     pooling = options.pooling

@@ -142,6 +142,7 @@ TASKS = {
     "electra": "minibert.runs.descendants:ELECTRA",
     "deberta": "minibert.runs.new_layers:DEBERTA",
     "modernbert": "minibert.runs.new_layers:MODERNBERT",
+    "variant": "minibert.runs.variants:VARIANT",
 }
 
 

@@ -4,7 +4,7 @@ from command import call
 
 GOLDEN = {
     "pretrain --config no.yaml": "minibert: no.yaml: No such file or directory",
-    "pretrain --model brt": "minibert: --model is brt: choose bert or gpt or t5 or roberta or albert or distilbert or electra or deberta or modernbert.",
+    "pretrain --model brt": "minibert: --model is brt: choose bert or gpt or t5 or roberta or albert or distilbert or electra or deberta or modernbert or variant.",
     "pretrain --recipe bert --model gpt": "minibert: --recipe is bert: choose own for this model.",
     "evaluate nowhere": "minibert: nowhere is not the folder of a run: give one that minibert pretrain made.",
     "pretrain --resume nowhere": "minibert: nowhere is not the folder of a run: give one that minibert pretrain made.",

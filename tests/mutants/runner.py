@@ -87,6 +87,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "data.rows": "descendants",
     "new_layers": "new_layers",
     "nn.packing": "new_layers",
+    "nn.variants": "variants",
+    "runs.variants": "variant_runs",
     "show.page": "other_checkpoints",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
