@@ -97,12 +97,12 @@ def write_run(run: OpenedRun, text: OpenedRun) -> None:
     keep_plan(run)
 
 # %% ../../nbs/reference/runs/experiment.ipynb #5be8776b
-def time_step(text: OpenedRun, plan: Plan, steps: int = 10) -> float:  # seconds
+def time_step(text: OpenedRun, plan: Plan, steps: int = 12) -> float:  # seconds
     "The mean time of a step in a short run, which is thrown away."
     run = on_text(text, with_values(plan, dict(steps=steps)))
     training, times = run.plan.training, []
     clock = Callback(after_step=lambda _: times.append(time.perf_counter()))
-    examples = run.task.examples(run.plan, text.train, text.tokenizer)
+    examples = run.task.lessons(run.plan, text.train, text.tokenizer)
     model, start = fresh_model(run), time.perf_counter()
     train_model(model, examples, training, progress=False,
                 callbacks=[Choose(training.optimizer, training.schedule), clock])
