@@ -31,7 +31,7 @@ RUNS = {  # folder: the words after `pretrain`
     "own": ("--steps", 12, "--batch-size", 16, *SHORT),
     "bert": ("--recipe", "bert", "--steps", 8, "--batch-size", 16, *SHORT),
     "fast": ("--recipe", "fast", "--steps", 8, "--batch-size", 16, *SHORT),
-    "parts": ("--steps", 6, "--batch-size", 10, "--gradient-accumulation-steps", 3, "--dropout", 0.1, "--whole-words", "--optimizer", "adamw",
+    "parts": ("--steps", 6, "--batch-size", 10, "--gradient-accumulation-steps", 3, "--dropout", 0.1, "--units", "words", "--optimizer", "adamw",
               "--schedule", "trapezoid", "--watch", *SHORT),
     "resumed": ("--steps", 12, "--batch-size", 16, "--checkpoint-steps", 6, "--dropout", 0.1, *SHORT),
     "half": ("--steps", 4, "--batch-size", 8, "--precision", "bfloat16", *(SHORT[:4] + SHORT[6:])),

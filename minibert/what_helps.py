@@ -146,6 +146,8 @@ SCHEDULES = dict(cosine=cosine_at, none=constant_at)
 class Choose(Callback):
     "Give a run this chapter's optimizer and schedule, where they are named."
 
+    everywhere = True  # in each process, if there are several
+
     def __init__(self, optimizer: str = "adamw", schedule: str = "linear"):
         self.kind, self.schedule = OPTIMIZERS.get(optimizer), SCHEDULES.get(schedule)
 

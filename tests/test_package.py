@@ -29,7 +29,7 @@ ORDER = """  # of the modules: each may import those before it
     train.recipe train.optimizers training evaluation parity hub.sizes hub.families hub.config_files hub.files weights
     numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
-    finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block descendants data.rows new_layers nn.packing what_helps speed measure.probes checks.exercises checks.experiments checks
+    finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block descendants data.objectives data.curricula train.average data.rows new_layers nn.packing what_helps speed measure.probes checks.exercises checks.experiments checks
     measure.observer
     runs.plan runs.asking runs.tasks runs.bert runs.finetune text.foreign runs.run
     runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page

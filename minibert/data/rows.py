@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from ..core.precision import evaluating
 from ..core.seeds import seeded
 from .corpus import Corpus
-from .pairs import draw_pairs
-from ..descendants import full_sentences, swap_order
+from .objectives import SwappedPairs
+from ..descendants import full_sentences
 from ..masking import choose_tokens, mask_tokens
 from ..measure.predictions import Predictions, PretrainingExamples
-from ..pairs import PairSampler, collate
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
@@ -93,28 +92,18 @@ def asked(
             yield step, batch, model(**{n: v.to(device) for n, v in batch.items()})
 
 # %% ../../nbs/reference/data/rows.ipynb #930472da
-class OrderedPairs(PairSampler):
-    "Pairs of one document, half of them in the wrong order, with masked words."
+class OrderedPairs(SwappedPairs):
+    "Pairs of one document, half of them in the wrong order, for an ALBERT."
 
-    def __init__(self, *place, **named):
-        super().__init__(*place, **named | dict(objectives=("mlm", "sop")))
+    def __init__(self, *place, objectives=("mlm", "sop"), **named):
+        super().__init__(*place, objectives=objectives, **named)
 
     def batch(
         self, step: int, batch_size: int = 32, *, positions: bool = False,
     ) -> dict[str, Tensor]:
         "The batch of a step; with `positions` in the corpus where asked."
-        generator = seeded(self.seed, step)
-        pairs = draw_pairs(
-            self.places, batch_size, self.length, self.short, generator, random=0.0)
-        swapped = torch.rand(batch_size, generator=generator).numpy() < 0.5
-        batch = collate(swap_order(pairs, swapped), self.corpus.ids, self.tokenizer)
-        text = batch["positions"] >= 0
-        masked, labels = mask_tokens(
-            batch["input_ids"], text, generator=generator, **self.masking)
-        batch |= dict(input_ids=masked, labels=labels,
-                      sentence_order_label=batch.pop("next_sentence_label"))
-        if not positions: del batch["positions"]
-        return batch
+        batch = super().batch(step, batch_size, positions=positions)
+        return batch | dict(sentence_order_label=batch.pop("next_sentence_label"))
 
     def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
         "The masked words', and the loss and accuracy of the order."

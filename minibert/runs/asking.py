@@ -23,7 +23,8 @@ __all__ = ['HEADS', 'began', 'untrained', 'learned', 'check_learned', 'check_wei
            'check_ids']
 
 # %% ../../nbs/reference/runs/asking.ipynb #58d68cb6
-HEADS = {"mlm": ("mlm_head",), "nsp": ("bert.pooler", "nsp_head")}  # who answers
+_PAIRS = "bert.pooler", "nsp_head"
+HEADS = {"mlm": ("mlm_head",), "nsp": _PAIRS, "sop": _PAIRS}  # who answers
 
 
 def began(folder: str | Path) -> dict:  # {} for a checkpoint that is no run
@@ -35,17 +36,26 @@ def began(folder: str | Path) -> dict:  # {} for a checkpoint that is no run
     return {"learned": tuple(values["learned"])} if "learned" in values else {}
 
 
+def _taught(model: nn.Module, about: dict) -> dict[tuple, str]:  # parts -> objective
+    "What trained the parts, as far as the files tell: a head's last, which comes first."
+    own, found = getattr(model, "objectives", ("mlm", "nsp")), {}
+    for name in about.get("learned", own):
+        if name in getattr(model, "objectives", HEADS) and name in HEADS:
+            found.setdefault(HEADS[name], name)
+    return found
+
+
 def untrained(model: nn.Module, about: dict) -> set[str]:  # of the parts in HEADS
     "The parts of a BERT that nobody has trained, as far as its files tell."
-    asked = {*about.get("learned", HEADS)} & {*getattr(model, "objectives", HEADS)}
-    left = [parts for name, parts in HEADS.items() if name not in asked]
+    left = {*HEADS.values()} - _taught(model, about).keys()
     return {*getattr(model, "fresh", ())}.union(*left)
 
 
-def learned(model: nn.Module, about: dict) -> tuple[str, ...]:  # of mlm and nsp
+def learned(model: nn.Module, about: dict) -> tuple[str, ...]:  # of HEADS
     "What a BERT has learned to answer."
-    fresh = untrained(model, about)
-    return tuple(name for name, parts in HEADS.items() if not fresh & {*parts})
+    fresh = {*getattr(model, "fresh", ())}
+    return tuple(name for parts, name in _taught(model, about).items()
+                 if not fresh & {*parts})
 
 
 def check_learned(model: nn.Module, folder: str | Path, objective: str) -> None:

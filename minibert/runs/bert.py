@@ -19,8 +19,8 @@ from .plan import ModelOptions, OutputOptions, Plan, read_size
 from .tasks import VAL_SEED, Task, figure_row
 
 # %% auto #0
-__all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'WatchedOutput', 'BertPlan', 'BertTask', 'filled',
-           'questions']
+__all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'WatchedOutput', 'BertPlan', 'BertTask', 'kind_of',
+           'filled', 'questions']
 
 # %% ../../nbs/reference/runs/bert.ipynb #57c94d58
 @checked
@@ -36,11 +36,16 @@ class BertModelOptions(ModelOptions):
 class MaskingOptions:
     "What is asked of a pair of texts."
 
-    objectives: Annotated[  # masked words, sentence pairs, or both
-        tuple[Literal["mlm", "nsp"], ...], MinLen(1)] = ("mlm", "nsp")
+    objectives: Annotated[  # masked words; is B next, or are A and B in order (sop)
+        tuple[Literal["mlm", "nsp", "sop"], ...], MinLen(1)] = ("mlm", "nsp")
     mask_probability: Part = 0.2  # share of a text's tokens that are predicted
-    whole_words: bool = False  # hide all pieces of a word together
+    units: Literal["tokens", "words", "spans"] = "tokens"  # hidden together
     short_probability: Share = 0.1  # share of pairs with a random shorter length
+
+    def __post_init__(self):
+        if {"nsp", "sop"} <= {*self.objectives}:
+            raise UserError(f"objectives is {' '.join(self.objectives)}, and one head "
+                            "answers nsp and sop: give one of them.")
 
 
 @checked
@@ -51,7 +56,7 @@ class WatchedOutput(OutputOptions):
 
 
 NUMPY = dict(optimizer="adamw", precision="float32", dropout=0.0, positions="absolute",
-             objectives=("mlm", "nsp"))
+             objectives=("mlm", "nsp"), average_steps=0)
 
 
 @checked
@@ -88,8 +93,9 @@ class BertTask(Task):
     plan = BertPlan
     architectures = "BertForPreTraining", "RoFormerForMaskedLM"
     unit, least = "pairs", 5
-    objectives = {"mlm": ("masked words", "unigram"), "nsp": ("next sentence", "coin")}
-    main = {"mlm_loss": "unigram_loss", "nsp_accuracy": None}
+    objectives = {"mlm": ("masked words", "unigram"), "nsp": ("next sentence", "coin"),
+                  "sop": ("order", "coin")}
+    main = {"mlm_loss": "unigram_loss", "nsp_accuracy": None, "sop_accuracy": None}
     kept = "mlm_loss", "mlm_accuracy"
     recipes = {
         "own": {},
@@ -111,18 +117,17 @@ class BertTask(Task):
 
     def examples(self, plan: BertPlan, corpus: Any, tokenizer: Any) -> Any:
         "Pairs of texts with masked words."
-        from minibert.pairs import PairSampler
+        from minibert.data.objectives import hiding
         masking, training = plan.masking, plan.training
-        return PairSampler(
-            corpus, tokenizer, training.length, seed=training.seed,
-            short=masking.short_probability, probability=masking.mask_probability,
-            whole_words=masking.whole_words, objectives=masking.objectives)
+        return hiding(
+            masking.units, kind_of(plan), corpus, tokenizer, training.length,
+            seed=training.seed, short=masking.short_probability,
+            probability=masking.mask_probability, objectives=masking.objectives)
 
     def held_out(self, plan: BertPlan, corpus: Any, tokenizer: Any) -> Any:
         "The same masks for every model, however its own words were hidden."
-        from minibert.pairs import PairSampler
-        return PairSampler(corpus, tokenizer, plan.training.length, seed=VAL_SEED,
-                           objectives=plan.masking.objectives)
+        return kind_of(plan)(corpus, tokenizer, plan.training.length, seed=VAL_SEED,
+                             objectives=plan.masking.objectives)
 
     def in_common(self, a: BertPlan, b: BertPlan) -> BertPlan:
         "A plan that asks what both have learned; UserError where that is nothing."
@@ -155,10 +160,17 @@ class BertTask(Task):
         return learned(model, began)
 
     def callbacks(self, run: Any) -> list:
-        "The observer of --watch."
-        if not run.plan.output.watch: return []
-        from minibert.measure.observer import Observer, plain_batch
-        return [Observer(plain_batch(self.held_out(run.plan, run.val, run.tokenizer)))]
+        "The observer of --watch; and for the order of pairs, its name in the metrics."
+        from minibert.training import Callback
+        found = []
+        if run.plan.output.watch:
+            from minibert.measure.observer import Observer, plain_batch
+            held_out = self.held_out(run.plan, run.val, run.tokenizer)
+            found.append(Observer(plain_batch(held_out)))
+        if "sop" in run.plan.masking.objectives:
+            found.append(Callback(before_update=lambda run: run.losses.update(
+                sop=run.losses.pop("nsp"))))
+        return found
 
     def figures(self, model: Any, run: Any) -> dict:
         "Masked words and pairs beside counting, a coin and, for stories, the best."
@@ -188,6 +200,9 @@ class BertTask(Task):
         if "nsp_accuracy" in summary:
             rows.append(("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
                          "(coin)", "50.0%", ""))
+        if "sop_accuracy" in summary:
+            rows.append(("order, accuracy", f"{summary['sop_accuracy']:.1%}",
+                         "(coin)", "50.0%", ""))
         return rows
 
     def answers(self, model: Any, run: Any) -> str:
@@ -208,11 +223,19 @@ class BertTask(Task):
     def hint(self, summary: dict) -> str:
         "A blank to fill, or a pair to judge."
         if "mlm_loss" in summary: return 'fill-mask RUN "the [MASK] was red ."'
+        if "sop_loss" in summary: return "evaluate RUN"
         return 'next-sentence RUN "Tom was hungry." "He ate."'
 
     def short_of(self, plan: BertPlan) -> bool:
         "Those have up to 25 pieces."
         return plan.training.length < 28
+
+
+def kind_of(plan: BertPlan) -> type:  # of a PairSampler
+    "Pairs in which B may be random, or those in which it may come first."
+    from minibert.data.objectives import SwappedPairs
+    from minibert.pairs import PairSampler
+    return SwappedPairs if "sop" in plan.masking.objectives else PairSampler
 
 
 TASK = BertTask()

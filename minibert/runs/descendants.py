@@ -17,8 +17,8 @@ from .tasks import VAL_SEED, Task, figure_row
 
 # %% auto #0
 __all__ = ['ROBERTA', 'ALBERT', 'DISTILBERT', 'ELECTRA', 'RowModelOptions', 'RobertaModelOptions', 'AlbertModelOptions',
-           'ElectraModelOptions', 'DistilBertModelOptions', 'RowOptions', 'RobertaPlan', 'AlbertPlan', 'ElectraPlan',
-           'DistilBertPlan', 'RobertaTask', 'AlbertTask', 'DistilBertTask', 'ElectraTask']
+           'ElectraModelOptions', 'DistilBertModelOptions', 'RowOptions', 'PairOptions', 'RobertaPlan', 'AlbertPlan',
+           'ElectraPlan', 'DistilBertPlan', 'RobertaTask', 'AlbertTask', 'DistilBertTask', 'ElectraTask']
 
 # %% ../../nbs/reference/runs/descendants.ipynb #855cb028
 @checked
@@ -67,6 +67,13 @@ class RowOptions:
 
 
 @checked
+class PairOptions(RowOptions):
+    "What is asked of a pair of texts."
+
+    units: Literal["tokens", "words", "spans"] = "tokens"  # hidden together
+
+
+@checked
 class RobertaPlan(Plan):
     "A run of a RoBERTa."
 
@@ -79,6 +86,7 @@ class AlbertPlan(RobertaPlan):
     "A run of an ALBERT."
 
     model: AlbertModelOptions = AlbertModelOptions()
+    rows: PairOptions = PairOptions()
 
 
 @checked
@@ -169,11 +177,14 @@ class AlbertTask(RobertaTask):
         "The width of the tables."
         return dict(embedding_size=read_size(plan.model.size)[1] // 4)
 
-    def rows(self, summary: dict) -> list[tuple]:
-        "The masked words, and how often the order is right."
-        right = f"{summary['sop_accuracy']:.1%}"
-        order = "order, accuracy", right, "(coin)", "50.0%", ""
-        return [*super().rows(summary), order]
+    def examples(self, plan: AlbertPlan, corpus: Any, tokenizer: Any) -> Any:
+        "Ordered pairs with hidden tokens, words or spans."
+        from minibert.data.objectives import hiding
+        from minibert.data.rows import OrderedPairs
+        training, rows = plan.training, plan.rows
+        return hiding(rows.units, OrderedPairs, corpus, tokenizer, training.length,
+                      seed=training.seed, probability=rows.mask_probability,
+                      objectives=("mlm", "sop"))
 
 
 ALBERT = AlbertTask()

@@ -98,14 +98,14 @@ def write_run(run: OpenedRun, text: OpenedRun) -> None:
     keep_plan(run)
 
 # %% ../../nbs/reference/runs/experiment.ipynb #5be8776b
-def time_step(text: OpenedRun, plan: Plan, steps: int = 10) -> float:  # seconds
+def time_step(text: OpenedRun, plan: Plan, steps: int = 12) -> float:  # seconds
     "The mean time of a step in a short run, which is thrown away."
     run = on_text(text, with_values(plan, dict(steps=steps)))
     model, training, times = fresh_model(run), run.plan.training, []
     on_cpu = next(model.parameters()).device.type == "cpu"
     now = time.process_time if on_cpu else time.perf_counter  # others don't count
     clock = Callback(after_step=lambda _: times.append(now()))
-    examples, start = run.task.examples(run.plan, text.train, text.tokenizer), now()
+    examples, start = run.task.lessons(run.plan, text.train, text.tokenizer), now()
     train_model(model, examples, training, progress=False,
                 callbacks=[Choose(training.optimizer, training.schedule), clock])
     return (times[-1] - start) / steps

@@ -300,10 +300,11 @@ def run_finetuning(
         say("It was stopped before its first checkpoint, "
             "and begins again at step 1 ...")
     if not resume:
-        trained = ("nsp" in learned(model.bert, began(options.run))  # its pooler
+        pairs = {"nsp", "sop"} & {*learned(model.bert, began(options.run))}
+        trained = (pairs  # they trained its pooler
                    or model.pooling == "cls" and not options.frozen)
         chosen = replace(options, precision=config.precision)
-        first_alone(lambda: _claim(chosen, ["nsp"] * trained))
+        first_alone(lambda: _claim(chosen, ["nsp"] * bool(trained)))
     with only_run_in(out):
         if options.frozen: train_frozen(model, train, val)
         else: _finetune(model, train, val, config, out, progress, kept)

@@ -102,12 +102,18 @@ class TrainingOptions(TrainingConfig):
     schedule: Literal[  # down at once, in a curve, after a flat part, or not at all
         "linear", "cosine", "trapezoid", "none"] = "linear"
     minutes: Annotated[float, Gt(0), Le(10**7)] | None = None  # train for so long
+    curriculum: Literal[  # the first third of the steps: half as long, or easy texts
+        "none", "short", "easy"] = "none"
+    average_steps: Whole = 0  # the weights' mean after so many last steps; 0: off
 
     def __post_init__(self):
         super().__post_init__()
         if self.minutes and self.schedule in ("cosine", "none"):
             raise UserError(f"schedule is {self.schedule}, and a run by minutes has "
                             "a trapezoid: give --steps instead of --minutes.")
+        if self.minutes and self.curriculum != "none":
+            raise UserError(f"curriculum is {self.curriculum}, and a run by minutes "
+                            "decides its steps late: give --steps instead.")
 
 
 @checked

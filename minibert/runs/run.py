@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from .asking import check_weights, warn_unknown
+from ..train.average import Average
 from ..train.callbacks import (
     UNDECIDED, Budget, Measure, ShowProgress, Stop, TensorBoard)
 from ..train.checkpoints import (
@@ -216,7 +217,7 @@ def start_run(plan: Plan, folder: Path) -> None:
     texts = (Corpus.open(folder / p, tokenizer, check=False) for p in ("corpus", "val"))
     run = OpenedRun(folder, plan, config, tokenizer, *texts)
     for text in run.train, run.val: warn_unknown(plan.data.dataset, tokenizer, text.ids)
-    sampler = run.task.examples(plan, run.train, tokenizer)  # may refuse
+    sampler = run.task.lessons(plan, run.train, tokenizer)  # may refuse
     with _of_held_out(plan.data.dataset): held_out(run)
     if config.vocab_size < (V := getattr(sampler, "vocab_size", tokenizer.vocab_size)):
         raise UserError(f"The model of {plan.model.start} knows {config.vocab_size:,} "
@@ -286,6 +287,7 @@ def callbacks_for(run: OpenedRun) -> list[Callback]:
     training, callbacks = run.plan.training, []
     if training.minutes is not None: callbacks.append(Budget(training.minutes))
     callbacks.append(Choose(training.optimizer, training.schedule))
+    callbacks.append(Average(training.average_steps))
     if ask := at_checkpoints(run): callbacks.append(Measure(ask))
     callbacks += run.task.callbacks(run)
     if run.plan.output.tensorboard:
@@ -324,7 +326,7 @@ def train(
 ) -> tuple[nn.Module, float]:  # the seconds that all its training took
     "Train the model to its last step."
     training = training_config(run.plan)
-    sampler = run.task.examples(run.plan, run.train, run.tokenizer)
+    sampler = run.task.lessons(run.plan, run.train, run.tokenizer)
     callbacks, start = callbacks_for(run), time.monotonic()
     if run.plan.model.backend == "numpy":
         timed = [c for c in callbacks if isinstance(c, Budget | Choose | TensorBoard)]

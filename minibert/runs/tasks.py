@@ -16,7 +16,7 @@ from ..core.progress import say
 from ..core.seeds import seeded
 from ..hub.families import family_of, find_family, resolve
 from .plan import (
-    ABOUT, STARTED, Plan, as_values, of_another_version, read_values)
+    ABOUT, STARTED, Plan, as_values, of_another_version, read_values, with_values)
 
 # %% auto #0
 __all__ = ['VAL_SEED', 'TASKS', 'Task', 'task_of', 'find_task', 'figure_row', 'writer_rows', 'read_plan', 'check_length',
@@ -69,6 +69,16 @@ class Task:
     def examples(self, plan: Plan, corpus: Any, tokenizer: Any) -> Any:
         "What it learns from: a function of the plan's seed and the step."
         raise NotImplementedError
+
+    def lessons(self, plan: Plan, corpus: Any, tokenizer: Any) -> Any:
+        "Its examples, in the order of the plan's curriculum."
+        from minibert.data.curricula import Curriculum, easier_half
+        then, training = self.examples(plan, corpus, tokenizer), plan.training
+        if training.curriculum == "none": return then
+        if training.curriculum == "easy": corpus = easier_half(corpus)
+        else: plan = with_values(plan, dict(length=training.length // 2))
+        return Curriculum(
+            self.examples(plan, corpus, tokenizer), then, training.steps)
 
     def held_out(self, plan: Plan, corpus: Any, tokenizer: Any) -> Any:
         "The questions with which it is measured, whatever it learned from."
@@ -200,9 +210,10 @@ def read_plan(folder: str | Path) -> tuple[Plan, dict]:  # the plan; what else i
 def check_length(plan: Plan) -> None:
     "Refuse examples that are too short to hold anything: UserError."
     task, length = task_of(plan.model.model), plan.training.length
-    if length < task.least:
+    short = plan.training.curriculum == "short"
+    if length // (1 + short) < task.least:
         raise UserError(f"length is {length}, and {task.unit} take {task.least} places "
-                        "at least: give more.")
+                        f"at least{', at half of it' * short}: give more.")
 
 
 def with_dropout(config: Any, share: float) -> Any:

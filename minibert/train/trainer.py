@@ -40,7 +40,7 @@ def train_model(
     *,
     resume: bool = False,  # go on from the newest checkpoint in the folder
     about: dict | None = None,  # what else a resumed run must agree with
-    callbacks: Sequence[Callback] = (),  # in the first process, before all others
+    callbacks: Sequence[Callback] = (),  # in the first process, or `everywhere`
     progress: bool = True,  # a bar, or lines where there is no terminal
 ) -> Run:
     "`fit`, with metrics, progress and checkpoints; Ctrl-C saves, and stops the run."
@@ -48,7 +48,7 @@ def train_model(
     device = next(model.parameters()).device
     choose_precision(config.precision, device)  # may warn
     share_weights_(model)
-    everything = [*callbacks] if first else []
+    everything = [c for c in callbacks if first or getattr(c, "everywhere", False)]
     everything += [Finite(folder), Log(folder)]
     if progress and first: everything.append(ShowProgress())
     everything.append(Stop())

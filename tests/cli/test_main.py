@@ -90,9 +90,9 @@ def test_parity_exits_with_one_where_they_differ(run, monkeypatch):
 
 
 def test_config_file_is_weaker_than_words(run, tmp_path):
-    (tmp_path / "options.yaml").write_text("steps: 7\nseed: 3\nwhole_words: true\n")
+    (tmp_path / "options.yaml").write_text("steps: 7\nseed: 3\nunits: words\n")
     given = yaml.safe_load(call("pretrain", "--config", tmp_path / "options.yaml", "--seed", 5, "--print-config")[0])
-    assert (given["steps"], given["seed"], given["whole_words"]) == (7, 5, True)
+    assert (given["steps"], given["seed"], given["units"]) == (7, 5, "words")
     bert = yaml.safe_load(call("pretrain", "--recipe", "bert", "--lr", "0.01", "--print-config")[0])
     assert (bert["optimizer"], bert["learning_rate"], bert["dropout"]) == ("adamw", 0.01, 0.1)
 

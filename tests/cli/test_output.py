@@ -123,7 +123,7 @@ def test_debugging_shows_where(monkeypatch, value, shown):
 
 
 GIVEN = [  # what a file says, what is given by hand, what comes of it
-    ("steps: 7\nseed: 3\nwhole_words: true", "--seed 5", dict(steps=7, seed=5, whole_words=True)),
+    ("steps: 7\nseed: 3\nunits: words", "--seed 5", dict(steps=7, seed=5, units="words")),
     ("steps: 9", "--minutes 7", dict(minutes=7.0)), ("schedule: trapezoid\ncooldown: 0.4", "--schedule linear", dict(schedule="linear")),
     ("recipe: bert\nlength: 64", "", dict(length=64, dropout=0.1)), ("length: 64", "--recipe fast", dict(length=64, positions="rotary")),
     ("positions: rotary", "--model bert", dict(positions="rotary")), ("out: a\nminutes: null", "", dict(out="a", minutes=None)),
@@ -139,7 +139,7 @@ def test_a_word_by_hand_is_stronger_than_a_file(tmp_path, file, words, wanted):
 
 
 @pytest.mark.parametrize("words", ["", "--recipe bert", "--recipe fast", "--backend numpy", "--model gpt", "--model t5", "--model distilbert", "--model electra", "--minutes 3",
-                                   "--schedule trapezoid --cooldown 0.3", "--objectives mlm --mask-probability 0.3 --whole-words"])
+                                   "--schedule trapezoid --cooldown 0.3", "--objectives mlm --mask-probability 0.3 --units words"])
 def test_printed_options_are_read_again(tmp_path, words):
     out, _ = call("pretrain", *words.split(), "--print-config")
     (tmp_path / "o.yaml").write_text(out)

@@ -35,7 +35,7 @@ def test_config_survives_json():
 
 @pytest.mark.parametrize("text, options", [
     ("learning_rate: 1e-3", dict(learning_rate=0.001)), ("learning-rate: 1", dict(learning_rate=1)), ("name: null", dict(name=None)),
-    ("whole_words: yes", dict(whole_words=True)), ('{"size": "mini"}', dict(size="mini")), ("objectives: [mlm]", dict(objectives=("mlm",)))])
+    ("watch: yes", dict(watch=True)), ("units: words", dict(units="words")), ('{"size": "mini"}', dict(size="mini")), ("objectives: [mlm]", dict(objectives=("mlm",)))])
 def test_a_file_gives_what_is_meant(tmp_path, text, options):
     (tmp_path / "options.yaml").write_text(text)
     assert read_values(tmp_path / "options.yaml") == options
@@ -52,7 +52,7 @@ def test_a_run_with_a_mistake_in_its_file_is_named(tmp_path, text):
 
 
 def test_a_plan_survives_its_file_and_another_version(tmp_path):
-    plan, path = with_values(BertPlan(), dict(steps=7, name="x", learning_rate=1e-5, whole_words=True)), tmp_path / "run.yaml"
+    plan, path = with_values(BertPlan(), dict(steps=7, name="x", learning_rate=1e-5, units="words")), tmp_path / "run.yaml"
     path.write_text(as_yaml(plan, format=2, learned=("mlm",)))
     assert read_plan(tmp_path) == (plan, dict(format=2, learned=("mlm",)))
     values = read_values(path)

@@ -210,7 +210,7 @@ def test_a_new_model_is_its_module_and_one_entry(tmp_path, monkeypatch):
     assert "next number" in call("evaluate", "runs/1", cwd=tmp_path)[0]
     found, = json.loads(call("runs", "--json", cwd=tmp_path)[0])["runs"]
     assert found["model"] == "bag" and found["figure"] == "clm_loss" and found["state"] == "finished"
-    assert "whole-words" in call("pretrain", "--model", "bag", "--whole-words", cwd=tmp_path, code=2)[1]
+    assert "units" in call("pretrain", "--model", "bag", "--units", "words", cwd=tmp_path, code=2)[1]
 
 
 if __name__ == "__main__":  # one of two processes: train to the second checkpoint, stop, and go on
