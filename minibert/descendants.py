@@ -28,12 +28,12 @@ __all__ = ['BareModel', 'MaskedOutput', 'MaskedModel', 'RobertaEmbeddings', 'Rob
            'full_sentences', 'narrow', 'NarrowEmbeddings', 'SharedEncoder', 'NarrowHead', 'AlbertModel',
            'AlbertForPreTraining', 'swap_order', 'distillation_losses', 'DistilEmbeddings', 'DistilLayer',
            'DistilEncoder', 'DistilBertModel', 'DistilBertForMaskedLM', 'DistilBertStudent', 'student_of',
-           'draw_tokens', 'JointOutput', 'ElectraEmbeddings', 'ElectraModel', 'ElectraHead', 'ElectraForMaskedLM',
-           'ElectraForPreTraining', 'ElectraForJointTraining']
+           'draw_tokens', 'ElectraEmbeddings', 'ElectraModel', 'ElectraHead', 'ElectraForMaskedLM',
+           'ElectraForPreTraining', 'JointOutput', 'ElectraForJointTraining']
 
 # %% ../nbs/22a_descendants.ipynb #26c9d026
 class BareModel(BertModel):
-    "BERT's embeddings and layers, without the pooler, which only NSP reads."
+    "BERT's embeddings and layers, without the pooler."
 
     def __init__(self, config, generator: torch.Generator | None = None):
         super().__init__(config, generator)
@@ -273,18 +273,18 @@ def student_of(
     layers: list[int],  # those of the teacher that the student begins with
 ) -> DistilBertStudent:
     "A student with some of the teacher's layers, its tables and its head."
-    c, (V, D) = teacher.config, teacher.word_embeddings.shape
-    config = DistilBertConfig(
-        V, c.max_position_embeddings, len(layers), c.num_attention_heads, D,
-        c.intermediate_size, c.hidden_dropout_prob, c.attention_probs_dropout_prob,
-        c.hidden_act, pad_token_id=c.pad_token_id)
-    student, given = DistilBertStudent(config), teacher.state_dict()
-    names = {f".layers.{old}.": f".layers.{new}." for new, old in enumerate(layers)}
-    own = {name: tensor for name, tensor in given.items() if ".layers." not in name}
-    for old, new in names.items():
-        own |= {n.replace(old, new): tensor for n, tensor in given.items() if old in n}
-    wanted = student.state_dict().keys()
-    student.load_state_dict({name: own[name] for name in wanted})
+    c = teacher.config
+    student = DistilBertStudent(DistilBertConfig(
+        vocab_size=len(teacher.word_embeddings), n_layers=len(layers),
+        dim=c.hidden_size, hidden_dim=c.intermediate_size, activation=c.hidden_act,
+        n_heads=c.num_attention_heads, dropout=c.hidden_dropout_prob,
+        attention_dropout=c.attention_probs_dropout_prob, pad_token_id=c.pad_token_id,
+        max_position_embeddings=c.max_position_embeddings))
+    for k, layer in zip(layers, student.bert.encoder.layers, strict=True):
+        layer.load_state_dict(teacher.bert.encoder.layers[k].state_dict())
+    student.mlm_head.load_state_dict(teacher.mlm_head.state_dict())
+    student.bert.embeddings.load_state_dict(  # but for the segments
+        teacher.bert.embeddings.state_dict(), strict=False)
     return student
 
 # %% ../nbs/22a_descendants.ipynb #2680b4b6
@@ -295,15 +295,6 @@ def draw_tokens(
     "Sample a token from each row's softmax: the first whose cumulative prob exceeds u."
     total = logits.double().softmax(-1).cumsum(-1)
     return (total <= noise[:, None] * total[:, -1:]).sum(-1)
-
-
-@dataclass
-class JointOutput(MaskedOutput):
-    "What both of ELECTRA's models say, (B, S) each."
-
-    corrupt: Tensor  # the ids that the discriminator read
-    replaced: Tensor  # bool: those that are not the original ones
-    verdicts: Tensor  # its logits
 
 # %% ../nbs/22a_descendants.ipynb #21ceea3b
 class ElectraEmbeddings(NarrowEmbeddings):
@@ -361,6 +352,15 @@ class ElectraForPreTraining(nn.Module):
         return MaskedOutput(loss, logits, {"rtd": loss})
 
 # %% ../nbs/22a_descendants.ipynb #6e9125de
+@dataclass
+class JointOutput(MaskedOutput):
+    "What both of ELECTRA's models say, (B, S) each."
+
+    corrupt: Tensor  # the ids that the discriminator read
+    replaced: Tensor  # bool: those that are not the original ones
+    verdicts: Tensor  # its logits
+
+
 class ElectraForJointTraining(nn.Module):
     "ELECTRA: a generator fills the blanks, a discriminator finds what it replaced."
 
@@ -380,11 +380,9 @@ class ElectraForJointTraining(nn.Module):
         "How many answers each loss is a mean of: the chosen tokens, and the real ones."
         return self.generator.counts(batch) | self.discriminator.counts(batch)
 
-    def forward(
-        self, input_ids, token_type_ids=None, attention_mask=None,
-        labels=None,  # (B, S), -100 = not chosen
-        noise: Tensor | None = None,  # (B, S), uniform in 0 to 1
-    ) -> JointOutput:
+    def forward(self, input_ids, token_type_ids=None, attention_mask=None,
+                labels=None,  # (B, S), -100 = not chosen
+                noise=None) -> JointOutput:  # (B, S), uniform in 0 to 1
         inputs, chosen = (token_type_ids, attention_mask), labels != -100
         asked = self.generator(input_ids, *inputs, labels)
         sampled = draw_tokens(asked.logits.detach(), noise[chosen])

@@ -32,7 +32,7 @@ SIZES = dict(vocab_size=101, hidden_size=24, num_hidden_layers=2, num_attention_
 CONFIGS = {  # architecture: its config
     "RobertaForMaskedLM": RobertaConfig(**SIZES),
     "AlbertForPreTraining": AlbertConfig(**SIZES, embedding_size=10),
-    "DistilBertForMaskedLM": DistilBertConfig(101, 20, 2, 4, 24, 37),
+    "DistilBertForMaskedLM": DistilBertConfig(101, 20, n_layers=2, n_heads=4, dim=24, hidden_dim=37),
     "ElectraForMaskedLM": ElectraConfig(**SIZES, embedding_size=10),
     "ElectraForPreTraining": ElectraConfig(**SIZES, embedding_size=10),
 }
@@ -307,6 +307,8 @@ def test_a_student_begins_with_its_teacher(course):
     student = student_of(teacher, [1])
     assert_same(student.bert.encoder.layers[0].state_dict(), teacher.bert.encoder.layers[1].state_dict(), tol=0)
     assert_same(student.mlm_head.state_dict(), teacher.mlm_head.state_dict(), tol=0)
+    tables = teacher.bert.embeddings.state_dict()
+    assert_same(own := student.bert.embeddings.state_dict(), {name: tables[name] for name in own}, tol=0)
     assert len(student.bert.encoder.layers) == 1 and type(from_hf(to_hf(student), student.config)) is DistilBertStudent
 
 
@@ -411,7 +413,7 @@ def test_a_joint_checkpoint_opens_as_their_discriminator(tmp_path):
 def test_a_teacher_comes_with_the_batch(course):
     corpus, tokenizer = course
     teacher = BertForPreTraining(BertConfig(**SIZES | dict(vocab_size=tokenizer.vocab_size, max_position_embeddings=40)), seeded(0))
-    examples = Taught(teacher.train(), corpus, tokenizer, 40, seed=1)
+    examples = Taught(corpus, tokenizer, 40, seed=1, teacher=teacher.train())
     batch = examples.batch(3, 4)
     assert_same(batch, examples.batch(3, 4), tol=0)
     assert teacher.training and not batch["teacher_logits"].requires_grad

@@ -19,7 +19,7 @@ from ..train.recipe import TrainingConfig
 from ..training import fit
 
 # %% auto #0
-__all__ = ['ALBERT', 'TEACHER', 'GUMBEL', 'teacher_apart']
+__all__ = ['ALBERT', 'TEACHER', 'REPLACED', 'teacher_apart']
 
 # %% ../../nbs/answers/22a_descendants.ipynb #947807e3
 def _albert(layers=1, E=128, V=30000, D=768, I=3072, P=512):
@@ -81,7 +81,7 @@ def teacher_apart(k):
     recipe = TrainingConfig(steps=30, batch_size=16, length=40, optimizer="muon",
                             learning_rate=3e-3, warmup=0.05, seed=k)
     found = []
-    for rows in (FullSentences(*place, seed=k), Taught(teacher, *place, seed=k)):
+    for rows in (FullSentences(*place, seed=k), Taught(*place, seed=k, teacher=teacher)):
         student = student_of(teacher, [1])
         fit(student, rows, recipe)
         losses, _ = held_out.figures(student, 10, 32)["mlm_loss"]
@@ -107,60 +107,83 @@ TEACHER = Experiment(
         "def both(k):\n"
         "    alone, taught = (student_of(teacher, [1]) for _ in range(2))\n"
         "    learn(alone, rows(FullSentences, k), 30)\n"
-        "    learn(taught, ...)\n"
+        "    learn(taught, rows(Taught, ...), 30)\n"
         "    return masked(alone, 'loss'), masked(taught, 'loss')\n"
         "runs = [both(k) for k in range(3)]\n"
         "interval = mean_interval(b - a for a, b in runs)\n",
     ),
+    note="A taught student also gets an answer at every token, not only at the masked "
+         "ones. Would the teacher still help at the masked tokens alone?",
 )
 
 # %% ../../nbs/answers/22a_descendants.ipynb #e02161e2
-def _probes_3():
-    for seed, (N, V) in enumerate(((40, 7), (30, 12), (60, 3))):
-        logits = 2 * torch.randn(N, V, generator=seeded(22, 2, seed), dtype=torch.float64)
-        u = torch.rand(N, V, generator=seeded(22, 3, seed), dtype=torch.float64)
-        yield logits, u
+def _probes_3():  # [MASK] is 4, and some of the chosen tokens aren't hidden
+    for seed, (B, S) in enumerate(((2, 7), (3, 9), (4, 6))):
+        g = seeded(22, 2, seed)
+        ids = torch.randint(5, 12, (B, S), generator=g)
+        chosen = torch.rand(B, S, generator=g) < 0.6
+        hidden = chosen & (torch.rand(B, S, generator=g) < 0.7)
+        sampled = torch.randint(5, 12, (int(chosen.sum()),), generator=g)
+        right = torch.rand(len(sampled), generator=g) < 0.4  # the original, by chance
+        sampled = torch.where(right, ids[chosen], sampled)
+        yield ids.masked_fill(hidden, 4), ids.masked_fill(~chosen, -100), sampled
 
 
-def _gumbel_draw(logits, u):
-    gumbel = -torch.log(-torch.log(u))
-    return (logits + gumbel).argmax(-1)
+def _replacements(input_ids, labels, sampled):
+    chosen = labels != -100
+    ids = input_ids.masked_scatter(chosen, sampled)
+    return ids, chosen & (ids != labels)
 
 
-def _by_race(logits, u):  # the first of V alarm clocks, each with its own rate
-    return (-u.log() / logits.exp()).argmin(-1)
+def _place_by_place(input_ids, labels, sampled):
+    ids, replaced = input_ids.clone(), torch.zeros_like(input_ids, dtype=torch.bool)
+    for (b, s), k in zip((labels != -100).nonzero().tolist(), sampled.tolist()):
+        ids[b, s], replaced[b, s] = k, k != labels[b, s]
+    return ids, replaced
 
 
-GUMBEL = Exercise(
-    "22a.3", "complete", "another way to sample",
-    reference=_gumbel_draw, variants=(_by_race,), probes=_probes_3,
+def _in_place(input_ids, labels, sampled):
+    chosen = labels != -100
+    input_ids[chosen] = sampled
+    return input_ids, chosen & (input_ids != labels)
+
+
+REPLACED = Exercise(
+    "22a.3", "complete", "what was replaced?",
+    reference=_replacements, variants=(_place_by_place,), probes=_probes_3,
     wrong=(
-        Wrong("You take the likeliest token, whatever the noise says: add it to the logits.",
-              change=("logits + gumbel", "logits")),
-        Wrong("You add the uniform numbers themselves: they never reach far enough to let "
-              "an unlikely token win as often as it should.",
-              change=("logits + gumbel", "logits + u")),
-        Wrong("You lost a sign: a Gumbel number is minus the logarithm of minus the "
-              "logarithm.", change=("-torch.log(-torch.log(u))", "torch.log(-torch.log(u))")),
-        Wrong("This is one logarithm: there are two.",
-              change=("-torch.log(-torch.log(u))", "-torch.log(u)")),
-        Wrong("You add the noise to probs: it belongs to the logits.",
-              change=("logits + gumbel", "logits.softmax(-1) + gumbel")),
-        Wrong("You return the largest value, and the token is its place: use argmax.",
-              change=("argmax(-1)", "amax(-1)")),
-        Wrong("You take the smallest sum: the largest one wins.",
-              change=("argmax(-1)", "argmin(-1)")),
+        Wrong("You call every chosen token replaced. Where the generator drew the word that "
+              "was there, the text is the original's, and nobody could tell.",
+              change=("chosen & (ids != labels)", "chosen")),
+        Wrong("-100 isn't an id: all tokens that weren't chosen differ from it, and they "
+              "aren't replaced.", change=("chosen & (ids != labels)", "ids != labels")),
+        Wrong("You compare with the generator's input, where [MASK] stands: the original "
+              "ids are in `labels`.", change=("ids != labels", "ids != input_ids")),
+        Wrong("You mark the tokens that were drawn correctly: mark the others.",
+              change=("ids != labels", "ids == labels")),
+        Wrong("You fill the [MASK]s alone. Some chosen tokens weren't hidden: `labels` says "
+              "which were chosen.", change=("labels != -100", "input_ids == 4")),
+        Wrong("You return what the generator read: the discriminator reads the drawn ids.",
+              change=("return ids,", "return input_ids,")),
+        Wrong("The ids come first, and then what was replaced.",
+              change=("return ids, chosen & (ids != labels)",
+                      "return chosen & (ids != labels), ids")),
+        Wrong("You write into `input_ids` itself: its owner still needs it. Work on a copy.",
+              answer=_in_place),
     ),
-    properties=(("One token for each row, please: a tensor (N,) of ids.",
-                 lambda answer: answer(torch.zeros(4, 5), torch.full((4, 5), 0.5)).shape
-                 == (4,)),),
+    properties=(("Two tensors, please: the ids (B, S), and what was replaced (B, S).",
+                 lambda answer: [part.shape for part in answer(
+                     torch.full((1, 3), 4), torch.full((1, 3), 7), torch.full((3,), 8))]
+                 == [(1, 3), (1, 3)]),),
     hints=(
-        "If all logits are equal, which token should win? And if one logit is very large?",
-        "Reread [A generator that samples](22a_descendants.ipynb#A-generator-that-samples): "
-        "what did one number for each row decide there?",
+        "If the generator draws the original word, can the discriminator ever know that it "
+        "was drawn?",
+        "Reread [ELECTRA: find what was replaced]"
+        "(22a_descendants.ipynb#ELECTRA:-find-what-was-replaced): which tokens are copied?",
         "A skeleton:\n"
-        "def gumbel_draw(logits, u):\n"
-        "    gumbel = ...                   # from u, by two logarithms\n"
-        "    return (...).argmax(-1)\n",
+        "def replacements(input_ids, labels, sampled):\n"
+        "    chosen = ...                      # (B, S), bool\n"
+        "    ids = input_ids.masked_scatter(chosen, ...)\n"
+        "    return ids, chosen & (...)\n",
     ),
 )

@@ -120,7 +120,7 @@ class OrderedPairs(SwappedPairs):
 class Taught(FullSentences):
     "Full sentences with what a teacher makes of them."
 
-    def __init__(self, teacher: nn.Module, *place, **named):  # a BERT
+    def __init__(self, *place, teacher: nn.Module, **named):  # a BERT
         super().__init__(*place, **named)
         self.teacher = teacher
 

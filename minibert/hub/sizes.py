@@ -92,13 +92,7 @@ class DistilBertConfig:
     hidden_dropout_prob = property(lambda self: self.dropout)
     attention_probs_dropout_prob = property(lambda self: self.attention_dropout)
     type_vocab_size, layer_norm_eps = 1, 1e-12
-    to_dict = asdict
-
-    @classmethod
-    def from_dict(cls, values: dict) -> DistilBertConfig:
-        "A config from Hugging Face's names; those that we don't know are left out."
-        names = {field.name for field in fields(cls)}
-        return cls(**{name: values[name] for name in values.keys() & names})
+    to_dict, from_dict = asdict, classmethod(BertConfig.from_dict.__func__)
 
 # %% ../../nbs/reference/hub/sizes.ipynb #5be1a402
 @dataclass(frozen=True)

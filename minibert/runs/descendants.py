@@ -229,9 +229,7 @@ class DistilBertTask(RobertaTask):
 
     def fresh(self, run: Any) -> Any:
         "A student that begins with its teacher's weights."
-        student, model = self.student(run.plan), super().fresh(run)
-        model.load_state_dict(student.state_dict())
-        return model
+        return self.student(run.plan)
 
     def examples(self, plan: DistilBertPlan, corpus: Any, tokenizer: Any) -> Any:
         "Full sentences with the teacher's answers."
@@ -240,7 +238,7 @@ class DistilBertTask(RobertaTask):
             raise UserError(f"{plan.model.start} and its teacher have other pieces: "
                             "give a teacher with the same vocabulary.")
         training = plan.training
-        return Taught(self.teacher(plan), corpus, tokenizer, training.length,
+        return Taught(corpus, tokenizer, training.length, teacher=self.teacher(plan),
                       seed=training.seed, probability=plan.rows.mask_probability)
 
 
