@@ -123,8 +123,8 @@ class RobertaTask(Task):
         "The sizes of a fresh model; a fresh vocabulary begins with [PAD]."
         from minibert.hub import sizes
         kind = getattr(sizes, self.config_name)
-        config = kind.preset(read_size(plan.model.size), vocab_size=vocab_size, pad_token_id=0,
-                             **self.sizes(plan))
+        config = kind.preset(read_size(plan.model.size), vocab_size=vocab_size,
+                             pad_token_id=0, **self.sizes(plan))
         room = self.room(plan) + getattr(config, "first_position", 0)
         return replace(config, max_position_embeddings=room)
 
