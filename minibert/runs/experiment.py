@@ -65,7 +65,7 @@ def read_experiment(path: str | Path) -> dict[str, Plan]:
     _options(values["changes"], f"The part changes of {path}")  # may refuse
     for name, own in values["changes"].items():
         own = _options(own, f"The change {name} of {path}")
-        if name == "base" or not re.fullmatch(r"\w[\w .+-]*", str(name)):
+        if name == "base" or not re.fullmatch(r"\w[\w .,%+-]*", str(name)):
             raise UserError(f"{path} has a change {name!r}: call it otherwise.")
         if fixed := sorted(FIXED & {*own}):
             raise UserError(f"In {path}, {name}: only the base can set {fixed[0]}.")
