@@ -42,7 +42,8 @@ def draw_spans(
     for length, place, last, action in draws:
         if left <= 0 or not free: break
         first = end = sorted(free)[int(place * len(free))]
-        while left > 0 and end in free and end - first < span_length(length):
+        stop = first + span_length(length)
+        while left > 0 and end in free and end < stop:
             some = spans or end > first
             if some and last * sizes[end] >= left: left = 0  # it does not fit
             else:
