@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class Examples:
     labels: np.ndarray  # (N,) whole numbers, 0 to L - 1
     names: tuple[str, ...]  # the L labels, in the order of their numbers
     given: bool = False  # were the names given, and not found among the labels?
+
+    strata = property(lambda self: self.labels)  # a share takes the same part of each
 
     def __len__(self): return len(self.texts)
 
@@ -120,7 +123,7 @@ def take_share(
     "Draw a share of each label; a smaller share is part of a larger one."
     taken, left = [], []
     for label in range(len(examples.names)):
-        places = np.flatnonzero(examples.labels == label)
+        places = np.flatnonzero(examples.strata == label)
         generator = seeded(seed, label, 18)
         places = places[torch.randperm(len(places), generator=generator).numpy()]
         count = min(len(places), max(1, round(share * len(places))))
@@ -134,7 +137,7 @@ def check_counts(
     parts: tuple[str, ...],  # what each part is for, in words
 ) -> None:
     "UserError naming a label with fewer examples than parts that need one."
-    counts = np.bincount(examples.labels, minlength=len(examples.names))
+    counts = np.bincount(examples.strata, minlength=len(examples.names))
     for name, count in zip(examples.names, counts.tolist()):
         if 0 < count < len(parts):
             raise UserError(f"The label {name!r} has too few examples, {count} for "
@@ -176,25 +179,54 @@ class ExampleSampler:
 
     def __init__(self, examples: Examples, tokenizer: WordPieceTokenizer,
                  length: int = 128, seed: int = 0):
-        self.examples, self.tokenizer, self.seed = examples, tokenizer, seed
-        columns = tokenizer.encode_batch(examples.texts, max_length=length,
-                                         padding=False)
-        self.rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
+        self.examples, self.tokenizer = examples, tokenizer
+        self.length, self.seed, self.plan = length, seed, {}
+        self.rows = self.read()
         self.lengths = np.array([len(row["input_ids"]) for row in self.rows])
-        content = json.dumps([self.rows, examples.labels.tolist(), examples.names])
-        self.info = dict(count=len(self), length=length, seed=seed,
-                         sha256=sha256(content.encode()).hexdigest())
-        self.plan, self.cut = {}, count_cut(  # a row that is not full was not cut
-            [text for text, n in zip(examples.texts, self.lengths) if n == length],
-            tokenizer, length)
 
     def __len__(self): return len(self.rows)
 
-    def gather(self, places: Sequence[int]) -> dict[str, Tensor]:
-        "The batch of these examples, padded to its own longest."
+    def read(self, **options) -> list[dict[str, list]]:  # as for `encode_batch`
+        "The texts as rows of ids, types and mask."
+        columns = self.tokenizer.encode_batch(
+            self.examples.texts, max_length=self.length, padding=False, **options)
+        return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+    @property
+    def labels(self) -> np.ndarray:  # as many as `ask` gives answers
+        "The labels of all rows, one after another."
+        return self.examples.labels
+
+    @property
+    def cut(self) -> int:
+        "How many texts are cut; a row that is not full was not."
+        full = [text for text, n in zip(self.examples.texts, self.lengths)
+                if n == self.length]
+        return count_cut(full, self.tokenizer, self.length)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        "What a run that goes on must find again."
+        content = json.dumps([self.rows, self.labels.tolist(), self.examples.names])
+        return dict(count=len(self), length=self.length, seed=self.seed,
+                    sha256=sha256(content.encode()).hexdigest())
+
+    def padded(self, places: Sequence[int]) -> dict[str, Tensor]:
+        "These rows, padded to their own longest."
         rows = pad_rows([self.rows[k] for k in places], self.tokenizer.pad_id)
-        batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
-        return batch | dict(labels=torch.from_numpy(self.examples.labels[places]))
+        return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+    def gather(self, places: Sequence[int]) -> dict[str, Tensor]:
+        "The batch of these examples, with their labels."
+        return self.padded(places) | dict(labels=torch.from_numpy(self.labels[places]))
+
+    def pick(self, found: Tensor, labels: Tensor) -> list[Tensor]:  # (n, ...) each
+        "What a model says of a batch, apart for each row: n answers."
+        return list(found.split(1))
+
+    def judge(self, answers: Tensor) -> dict[str, float]:
+        "val_loss and what else a checkpoint is measured by."
+        return judge(answers, self.labels)
 
     def batch(self, step: int, size: int) -> dict[str, Tensor]:
         "The batch of this step: (B, S) ids, types, mask, and (B,) labels."
@@ -206,7 +238,7 @@ class ExampleSampler:
     def figures(self, model: nn.Module, batches: int = 0, batch_size: int = 64) -> dict:
         "Loss and rightness of all examples, however many `batches`, for `evaluate`."
         logits, rows = ask(model, self, batch_size).double(), np.arange(len(self))
-        labels = torch.from_numpy(self.examples.labels)
+        labels = torch.from_numpy(self.labels)
         loss = F.cross_entropy(logits, labels, reduction="none")
         right = logits.argmax(-1) == labels
         return dict(label_loss=(loss.numpy(), rows),
@@ -223,16 +255,17 @@ def ask(
     sampler: ExampleSampler,
     batch_size: int = 64,
     answer: Callable | None = None,  # batch -> (B, ...); None: the logits
-) -> Tensor:  # (N, L), in the order of the examples
+) -> Tensor:  # (N, L), in the order of the sampler's labels
     "What a model says of every example, in eval mode; batches are of like lengths."
     answer = answer or (lambda batch: model(**batch).logits)
     order, parts = np.argsort(sampler.lengths, kind="stable"), []
     with evaluating(model) as device:
         for at in range(0, len(order), batch_size):
             batch = sampler.gather(order[at:at + batch_size])
-            del batch["labels"]
-            parts.append(answer({k: v.to(device) for k, v in batch.items()}).cpu())
-    answers = torch.cat(parts)[np.argsort(order)]
+            labels = batch.pop("labels")
+            found = answer({k: v.to(device) for k, v in batch.items()}).cpu()
+            parts += sampler.pick(found, labels)
+    answers = torch.cat([parts[k] for k in np.argsort(order)])
     check_finite("The model's answers", answers)
     return answers
 

@@ -134,7 +134,7 @@ def pad_rows(
 ) -> list[dict[str, list]]:
     "The encodings padded with [PAD] to one length; the attention mask is 0 there."
     filler = dict(input_ids=pad_id, token_type_ids=0, attention_mask=0,
-                  offset_mapping=(0, 0), word_ids=None)
+                  offset_mapping=(0, 0), word_ids=None, labels=-100)
     length = max(length, *(len(row["input_ids"]) for row in rows))
     return [{name: column + [filler[name]] * (length - len(column))
              for name, column in row.items()} for row in rows]
