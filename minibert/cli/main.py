@@ -75,22 +75,24 @@ def run_finetune(options: Finetune) -> None:
     "From a table of labelled texts to a saved classifier and its figures."
     say(f"Opening {options.resume} ..." if options.resume else
         f"Reading {options.dataset} ...")
-    from minibert.runs.finetune import resume_finetuning
-    from minibert.runs.report import accuracy_rows
     from minibert.runs.run import tune
     from minibert.train.processes import join_processes
+    from minibert.tuning.finetune import resume_finetuning
+    from minibert.tuning.tasks import finetuning_task, label_rows
     own, folder = own_options(options), options.resume
     if folder is None: folder, figures = tune(own)
     else:
-        moved = "out", "run", "dataset"  # their content is what has to be the same
-        check_resumed(own, vars(read_finetuning(folder)[0]), folder, moved)
+        moved = "run", "dataset", "test"  # their content is what has to be the same
+        check_resumed(own, vars(read_finetuning(folder)[0]), folder, ("out", *moved))
         figures = resume_finetuning(
-            folder, is_shown(), run=own["run"], dataset=own["dataset"])
+            folder, is_shown(), **{name: own[name] for name in moved})
     if join_processes()[0]: return
-    ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
-    if options.text_pair_column: ask += ' --pair "another"'
-    more = [] if options.quiet else [f"  {ask}"]
-    print_found(options, dict(folder=str(folder)) | figures, accuracy_rows(figures), "",
+    task = finetuning_task(options.task)
+    hint = task.hint.replace("RUN", shlex.quote(str(folder)))
+    if options.text_pair_column: hint += ' --pair "another"'
+    more = [] if options.quiet else [f"  minibert {hint}"]
+    print_found(options, dict(folder=str(folder)) | figures, task.rows(figures), "",
+                label_rows(figures), "",
                 f"Saved in {folder}." + (" Ask it:" if more else ""), *more)
 
 
@@ -227,9 +229,13 @@ def run_generate(options: Generate) -> None:
 
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.runs.finetune import check_pair, classify, load_classifier
     from minibert.tokenizer import WordPieceTokenizer
-    model = load_classifier(options.run)
+    from minibert.tuning.classify import TASK, check_pair, classify
+    from minibert.tuning.tasks import load_tuned
+    task, model = load_tuned(options.run)
+    if task is not TASK:
+        raise UserError(f"{options.run} is a {task.result}, which gives no labels to "
+                        f"texts: ask it by minibert predict {options.run} FILE.")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     check_pair(options.run, options.pair)
     text = options.text if options.pair is None else (options.text, options.pair)
