@@ -19,8 +19,8 @@ from typing import Any
 
 from .. import __version__
 from .options import (
-    Bench, Classify, Compare, Evaluate, FillMask, Finetune, Generate, Inspect,
-    NextSentence, Parity, Probe, Runs, parse)
+    Bench, Classify, Compare, Embed, Evaluate, FillMask, Finetune, Generate, Inspect,
+    NextSentence, Parity, Predict, Probe, Runs, parse)
 from ..core.errors import UserError, explain
 from ..core.progress import is_first, is_shown, print_table, say, shown
 from ..runs.plan import (
@@ -30,7 +30,7 @@ from ..runs.tasks import find_task, task_of
 # %% auto #0
 __all__ = ['FUNCTIONS', 'print_found', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity', 'run_bench',
            'run_probe', 'run_runs', 'run_compare', 'run_fill_mask', 'run_next_sentence', 'run_generate', 'run_classify',
-           'run_inspect', 'plain_warnings', 'main']
+           'run_predict', 'run_embed', 'run_inspect', 'check_text', 'plain_warnings', 'main']
 
 # %% ../../nbs/reference/cli/main.ipynb #95293e22
 def print_found(options: Any, found: dict, *words: str | list) -> None:
@@ -244,6 +244,25 @@ def run_classify(options: Classify) -> None:
                 "  ".join(f"{label} {share:.1%}" for label, share in shares.items()))
 
 
+def run_predict(options: Predict) -> int:  # 1 where a row was bad
+    "Write what a fine-tuned BERT says of each row of a file."
+    from minibert.tuning.predict import predict_file
+    columns = options.text_column, options.text_pair_column
+    return predict_file(options.run, options.file, options.out, columns,
+                        options.json, options.batch_size)
+
+
+def run_embed(options: Embed) -> int:  # 1 where a row was bad
+    "Write a vector for each text of a file."
+    from minibert.tuning.predict import embed_file
+    own = {name: getattr(options, name) for name in (
+        "length", "normalize", "batch_size")}
+    code = embed_file(
+        options.run, options.file, options.out, options.text_column, **own)
+    print_found(options, dict(vectors=options.out), f"Saved in {options.out}.")
+    return code
+
+
 def run_inspect(options: Inspect) -> None:
     "Draw the pictures and say where the page is."
     say(f"Drawing what {options.run} does ...")
@@ -255,8 +274,19 @@ def run_inspect(options: Inspect) -> None:
 FUNCTIONS = {
     Evaluate: run_evaluate, FillMask: run_fill_mask, NextSentence: run_next_sentence,
     Generate: run_generate, Parity: run_parity, Finetune: run_finetune,
-    Classify: run_classify, Inspect: run_inspect, Probe: run_probe, Bench: run_bench,
-    Runs: run_runs, Compare: run_compare}
+    Classify: run_classify, Predict: run_predict, Embed: run_embed,
+    Inspect: run_inspect, Probe: run_probe, Bench: run_bench, Runs: run_runs,
+    Compare: run_compare}
+
+
+def check_text(options: Any) -> None:
+    "Refuse a file's name where a text is due: UserError."
+    for name in "text", "a", "b", "pair":
+        value = getattr(options, name, None)
+        if isinstance(value, str) and (value == "-" or os.path.isfile(value)):
+            raise UserError(f"{value} is a file, and this command reads one text, not "
+                            f"what is in it: minibert predict RUN {value} asks a "
+                            "fine-tuned model about every row.")
 
 
 @contextmanager
@@ -279,6 +309,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     if words == ["--version"]: return print(f"minibert {__version__}") or 0
     try:
         options = parse(words)
+        if not isinstance(options, Compare): check_text(options)  # of two folders
         with plain_warnings(), shown(not getattr(options, "call", options).quiet):
             code = FUNCTIONS.get(type(options), run_pretrain)(options) or 0
         sys.stdout.flush()

@@ -25,8 +25,8 @@ from .tables import load_table
 from ..text.wordpiece import WordPieceTokenizer, pad_rows
 
 # %% auto #0
-__all__ = ['Examples', 'number_labels', 'read_examples', 'take_share', 'check_counts', 'hold_out', 'count_cut', 'ExampleSampler',
-           'ask', 'judge']
+__all__ = ['Examples', 'number_labels', 'read_labelled', 'read_examples', 'take_share', 'check_counts', 'hold_out', 'count_cut',
+           'ExampleSampler', 'ask', 'judge']
 
 # %% ../../nbs/reference/data/labels.ipynb #91610812
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _to_names(words, names):
     return [places[word] for word in words]
 
 
-def read_examples(
+def read_labelled(
     dataset: str | Path,  # a table, a folder of them, a data set's name
     name: str | None = None,  # the data set's configuration, as mrpc of glue
     split: str = "train",
@@ -93,10 +93,8 @@ def read_examples(
     text_column: str = "text",
     label_column: str = "label",
     text_pair_column: str | None = None,  # the second text, where a label is of two
-    names: Sequence[str] | None = None,  # the labels in order; None: as found
-    places: bool = True,  # may 0, 1 and so on stand for the names?
-) -> Examples:
-    "Labelled texts from any table; UserError naming the row where one is missing."
+) -> tuple[list, list[str], str]:  # texts, labels as they stand there, whose they are
+    "The rows of any table; UserError naming the one where a text is missing."
     what, splits = f"the split {split} of {dataset}", load_table(dataset, name)
     if split not in splits:
         raise UserError(f"{dataset} has the splits {', '.join(splits)}, and no "
@@ -109,7 +107,17 @@ def read_examples(
                             f"{empty[0]!r}: fill it in, or leave the row out.")
     texts = [tuple(row[name] for name in columns) for row in rows]
     if text_pair_column is None: texts = [text for text, in texts]
-    words = [(row[label_column] or "").strip() for row in rows]
+    return texts, [(row[label_column] or "").strip() for row in rows], what
+
+
+def read_examples(
+    *place: Any,  # as for `read_labelled`
+    names: Sequence[str] | None = None,  # the labels in order; None: as found
+    places: bool = True,  # may 0, 1 and so on stand for the names?
+    **columns: str | None,  # as for `read_labelled`
+) -> Examples:
+    "Labelled texts from any table; UserError naming a row without a text or a label."
+    texts, words, what = read_labelled(*place, **columns)
     names = [name.strip() for name in names or ()]
     numbers = number_labels(_to_names(words, names) if places else words, names, what)
     return Examples(tuple(texts), *numbers, given=bool(names) and places)

@@ -22,7 +22,7 @@ from ..tokenizer import WordPieceTokenizer
 from .tasks import FinetuningTask, label_figures
 
 # %% auto #0
-__all__ = ['TASK', 'accuracy_figures', 'commonest_label', 'Classify', 'check_pair', 'classify']
+__all__ = ['TASK', 'accuracy_figures', 'commonest_label', 'ClassifyTask', 'check_pair', 'classify']
 
 # %% ../../nbs/reference/tuning/classify.ipynb #7fa5a077
 def accuracy_figures(
@@ -42,7 +42,7 @@ def commonest_label(train, val, test) -> np.ndarray:  # (N,)
     return np.full(len(test), np.bincount(train.labels).argmax())
 
 
-class Classify(FinetuningTask):
+class ClassifyTask(FinetuningTask):
     "One label of several for each text."
 
     result, hint = "classifier", 'classify RUN "a text"'
@@ -73,7 +73,7 @@ class Classify(FinetuningTask):
         return [dict(label=names[k], probability=p) for k, p in zip(place, best)]
 
 
-TASK = Classify()
+TASK = ClassifyTask()
 
 # %% ../../nbs/reference/tuning/classify.ipynb #ab468d9b
 def check_pair(name_or_folder: str | Path, pair: str | None) -> None:

@@ -199,6 +199,18 @@ def _samplers(
     return samplers
 
 
+def _opened(task: FinetuningTask, options: FinetuneConfig, resume: bool) -> tuple:
+    "The parts, the model, its tokenizer; the options with a length, and that length."
+    find_checkpoint(options.run)
+    parts = read_parts(task, options)
+    model = start_classifier(task, options, parts[0].names).to(own_device())
+    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    most = model.config.max_position_embeddings
+    room = min(most, tokenizer.max_length)  # as it will be asked
+    options = _with_length(options, room, resume)
+    return parts, model, tokenizer, options, min(options.length, room)
+
+
 def run_finetuning(
     options: FinetuneConfig,
     resume: bool = False,  # go on with a run that was stopped
@@ -210,14 +222,7 @@ def run_finetuning(
     task.check(options)
     if any_process(first and not resume and _taken(out)):
         raise UserError(_TAKEN.format(out))
-    find_checkpoint(options.run)
-    parts = read_parts(task, options)
-    model = start_classifier(task, options, parts[0].names).to(own_device())
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    most = model.config.max_position_embeddings
-    room = min(most, tokenizer.max_length)  # as it will be asked
-    options = _with_length(options, room, resume)
-    length = min(options.length, room)
+    parts, model, tokenizer, options, length = _opened(task, options, resume)
     train, val, _ = _samplers(task, options, parts, model, tokenizer, length)
     config = training_for(options, len(train))
     fast = any_process(first and config.precision == "bfloat16")  # as the first found
@@ -246,7 +251,7 @@ def run_finetuning(
 def resume_finetuning(
     folder: str | Path,
     progress: bool = True,
-    **moved: str | None,  # run, dataset, test: where they are now; None: where they were
+    **moved: str | None,  # run, dataset, test: where they are now; None: as before
 ) -> dict:  # the figures
     "Go on with a run that was stopped, bit for bit as if it had not been."
     kept, _ = read_finetuning(folder)

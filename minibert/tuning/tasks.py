@@ -22,7 +22,8 @@ from ..runs.plan import FinetuneConfig
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['FINETUNING', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference', 'finetuning_task', 'load_tuned']
+__all__ = ['FINETUNING', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference', 'finetuning_task', 'task_for',
+           'load_tuned']
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #628dbdef
 _WORDS = dict(bert="this model", majority="commonest label")  # for sources of figures
@@ -128,6 +129,7 @@ def row_difference(ours: np.ndarray, theirs: np.ndarray, row: np.ndarray) -> dic
 # %% ../../nbs/reference/tuning/tasks.ipynb #d1a93133
 FINETUNING = {
     "classify": "minibert.tuning.classify:TASK",
+    "tag": "minibert.tuning.tag:TASK",
 }
 
 
@@ -135,6 +137,12 @@ def finetuning_task(name: str) -> FinetuningTask:
     "The task of a --task; UserError for one that there isn't."
     if name in FINETUNING: return resolve(FINETUNING[name])
     raise UserError(f"--task is {name}: choose {' or '.join(FINETUNING)}.")
+
+
+def task_for(model: nn.Module) -> FinetuningTask:  # of a BertClassifier
+    "The task of a model with a head."
+    tasks = map(finetuning_task, FINETUNING)
+    return next(task for task in tasks if task.fits(model.config))
 
 
 def load_tuned(
@@ -149,5 +157,4 @@ def load_tuned(
         raise UserError(f"{name_or_folder} is a {type(model).__name__}: {advice} with "
                          "minibert finetune.")
     check_weights(model)
-    tasks = map(finetuning_task, FINETUNING)
-    return next(task for task in tasks if task.fits(model.config)), model
+    return task_for(model), model
