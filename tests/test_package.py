@@ -31,7 +31,7 @@ ORDER = """  # of the modules: each may import those before it
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
     finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block descendants data.rows new_layers speed measure.probes checks.exercises checks.experiments checks
     measure.observer
-    runs.plan runs.asking runs.tasks runs.bert tuning.tasks tuning.classify tuning.finetune text.foreign runs.run
+    runs.plan runs.asking runs.tasks runs.bert tuning.tasks tuning.classify tuning.regress tuning.finetune text.foreign runs.run
     runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19

@@ -129,6 +129,7 @@ def row_difference(ours: np.ndarray, theirs: np.ndarray, row: np.ndarray) -> dic
 # %% ../../nbs/reference/tuning/tasks.ipynb #d1a93133
 FINETUNING = {
     "classify": "minibert.tuning.classify:TASK",
+    "regress": "minibert.tuning.regress:TASK",
     "tag": "minibert.tuning.tag:TASK",
 }
 

@@ -87,6 +87,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "new_layers": "new_layers",
     "show.page": "other_checkpoints",
     "tuning.tag": "tasks",
+    "tuning.regress": "tasks",
     "tuning.predict": "predict",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
