@@ -91,8 +91,9 @@ def run_finetune(options: Finetune) -> None:
     hint = task.hint.replace("RUN", shlex.quote(str(folder)))
     if options.text_pair_column: hint += ' --pair "another"'
     more = [] if options.quiet else [f"  minibert {hint}"]
+    labels = label_rows(figures)
     print_found(options, dict(folder=str(folder)) | figures, task.rows(figures), "",
-                label_rows(figures), "",
+                *([labels, ""] if labels else []),
                 f"Saved in {folder}." + (" Ask it:" if more else ""), *more)
 
 

@@ -50,10 +50,15 @@ class ModelOptions:
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
     size: Size | None = "tiny"  # the model's
     vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
+    cased: bool = False  # keep capitals: a fresh vocabulary learns Anna and anna apart
+    strip_accents: bool | None = None  # read ü as u (default: unless it's cased)
     dropout: Dropout = 0.0  # share of units dropped, in every place
     backend: Literal["torch"] = "torch"  # what computes
 
     def __post_init__(self):
+        if self.start and (self.cased or self.strip_accents is not None):
+            raise UserError("cased and strip_accents are for a new vocabulary, and this "
+                            f"run goes on with that of {self.start}: leave them out.")
         for name in STARTED:
             value = getattr(self, name, None)
             if self.start and value is not None:

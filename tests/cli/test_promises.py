@@ -55,6 +55,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a model that there isn't": ("pretrain --model brt", "brt"),
     "a missing argument": ("evaluate", "RUN"),
     "a new size beside a start": ("pretrain --start run --size mini", "size"),
+    "a new vocabulary beside a start": ("pretrain --start run --cased", "cased"),
     "shares that are too large": ("pretrain --schedule trapezoid --warmup 0.6 --cooldown 0.6", "cooldown"),
     "more parts than a batch has": ("pretrain --batch-size 4 --gradient-accumulation-steps 8", "gradient_accumulation_steps"),
     "NumPy has no Muon": ("pretrain --backend numpy --optimizer muon", "optimizer"),
