@@ -26,7 +26,9 @@ from minibert.core.seeds import seeded
 from minibert.measure.baselines import bag_of_words
 from minibert.nn.classifier_parts import pool
 from minibert.finetuning import BertClassifier, finetune, train_frozen
-from minibert.runs.finetune import FinetuneConfig, start_classifier, training_for
+from minibert.runs.plan import FinetuneConfig
+from minibert.tuning.finetune import start_classifier, training_for
+from minibert.tuning.classify import TASK
 from minibert.data.labels import ExampleSampler, ask, judge
 from minibert.data.labels import hold_out, read_examples, take_share
 from minibert.model import BertModel
@@ -78,7 +80,7 @@ class Work:
     def vectors(self, model):
         "Both pooled vectors of every text, computed once for a model."
         if model not in self.known:
-            bert = start_classifier(self.options(model, 0), self.train.names).bert.to(self.device)
+            bert = start_classifier(TASK, self.options(model, 0), self.train.names).bert.to(self.device)
             both = lambda batch: torch.cat([pool(bert, way, **batch) for way in ("cls", "mean")], 1)
             rows = [ask(BertClassifier(bert, self.train.names), sampler, answer=both).float()  # in float32, as always
                     for sampler in self.samplers(model, (self.train, self.test), 0)]
@@ -91,7 +93,7 @@ def frozen(work: Work, model: str, pooling: str, share: float, seed: int) -> dic
     place = {text: k for k, text in enumerate(zip(work.train.texts, work.train.labels.tolist()))}
     parts = work.parts(share, seed)
     rows = [seen[pooling][[place[pair] for pair in zip(part.texts, part.labels.tolist())]] for part in parts]
-    classifier = start_classifier(work.options(model, seed, frozen=True, pooling=pooling), work.train.names)
+    classifier = start_classifier(TASK, work.options(model, seed, frozen=True, pooling=pooling), work.train.names)
     tried = train_frozen(classifier, *work.samplers(model, parts, seed), vectors=rows)
     with torch.no_grad(): logits = classifier.classifier(test[pooling])
     return figures(work, logits) | dict(tried=tried)
@@ -99,7 +101,7 @@ def frozen(work: Work, model: str, pooling: str, share: float, seed: int) -> dic
 
 def full(work: Work, model: str, way: str, share: float, seed: int, epochs: int, rate: float) -> dict:
     options = work.options(model, seed, epochs, rate, pooling="mean" if way.endswith("mean") else "cls")
-    classifier = start_classifier(options, work.train.names)
+    classifier = start_classifier(TASK, options, work.train.names)
     if way == "fresh": classifier.bert = BertModel(classifier.config, seeded(seed, 0, 2))
     *parts, test = work.samplers(model, (*work.parts(share, seed), work.test), seed)
     config = training_for(options, len(parts[0]))
@@ -181,7 +183,7 @@ def main() -> None:
     keep_freed_memory()  # the library leaves that to commands
     work = Work(arguments)
     for model in work.folders:
-        config = start_classifier(work.options(model, 0), work.train.names).config
+        config = start_classifier(TASK, work.options(model, 0), work.train.names).config
         work.result["models"][model] = {k: v for k, v in asdict(config).items() if "dropout" not in k}
     work.result["data"] = dict(train=len(work.train), asked=len(work.test), precision=work.precision, length=LENGTH)
     if arguments.search: return search(work, arguments.share)

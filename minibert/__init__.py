@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .train.recipe import TrainingConfig as TrainingConfig
     from .train.trainer import pretrain as pretrain
     from .training import fit as fit
+    from .tuning.predict import embed as embed, predict as predict
     from .weights import (
         from_hf as from_hf, load_pretrained as load_pretrained,
         save_pretrained as save_pretrained, to_hf as to_hf)
@@ -28,7 +29,7 @@ _MODULES = {
     "t5": "T5ForConditionalGeneration", "data.corpus": "Corpus",
     "data.documents": "load_documents", "pairs": "PairSampler",
     "train.recipe": "TrainingConfig", "training": "fit", "train.trainer": "pretrain",
-    "evaluation": "evaluate",
+    "evaluation": "evaluate", "tuning.predict": "predict embed",
     "weights": "load_pretrained save_pretrained from_hf to_hf",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from .nn.classifier_parts import (
     ClassifierConfig, ClassifierOutput, make_encoder, pool, sizes_of)
 from .evaluation import row_interval
 from .hub.files import read_weights
-from .data.labels import ExampleSampler, ask, judge
+from .data.labels import ExampleSampler, ask
 from .model import BertModel, initialise_
 from .train.processes import join_processes, share_weights_
 from .train.recipe import TrainingConfig
@@ -28,9 +28,16 @@ from .train.trainer import train_model
 from .training import Callback
 
 # %% auto #0
-__all__ = ['BertClassifier', 'KeepBest', 'finetune', 'fit_linear', 'train_frozen', 'difference']
+__all__ = ['LOSSES', 'BertClassifier', 'KeepBest', 'finetune', 'fit_linear', 'train_frozen', 'difference']
 
 # %% ../nbs/19_finetuning.ipynb #71b7c977
+LOSSES = {  # by the config's `problem_type`: of logits (B, L), or (B, S, L) for tags
+    "single_label_classification": lambda logits, labels: F.cross_entropy(
+        logits.flatten(0, -2), labels.flatten()),
+    "regression": lambda logits, labels: F.mse_loss(logits[..., 0], labels),
+}
+
+
 class BertClassifier(nn.Module):
     "BERT, dropout and one linear map to L labels (Devlin et al. 2018, section 4.1)."
 
@@ -56,14 +63,14 @@ class BertClassifier(nn.Module):
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         "How many answers the loss is a mean of."
         labels = batch.get("labels")
-        return {} if labels is None else dict(label=len(labels))
+        return {} if labels is None else dict(label=int((labels != -100).sum()))
 
     def forward(self, input_ids, token_type_ids=None, attention_mask=None, labels=None):
         x = pool(self.bert, self.pooling, input_ids, token_type_ids, attention_mask)
         logits = self.classifier(self.dropout(x))
         if labels is None: return ClassifierOutput(None, logits, {})
         exact = torch.promote_types(logits.dtype, torch.float32)
-        loss = F.cross_entropy(logits.to(exact), labels)
+        loss = LOSSES[self.config.problem_type](logits.to(exact), labels)
         return ClassifierOutput(loss, logits, dict(label=loss))
 
 # %% ../nbs/19_finetuning.ipynb #5f1d5354
@@ -76,7 +83,7 @@ class KeepBest(Measure):
 
     def measure(self, model: BertClassifier) -> dict[str, float]:
         "val_loss and val_accuracy."
-        figures = judge(ask(model, self.val), self.val.examples.labels)
+        figures = self.val.judge(ask(model, self.val))
         if self.remember and figures["val_loss"] < self.loss:
             self.loss, state = figures["val_loss"], model.state_dict()
             self.weights = {name: value.clone() for name, value in state.items()}
@@ -111,6 +118,7 @@ def fit_linear(
     labels: np.ndarray,  # (N,)
     count: int,  # L
     penalty: float = 1e-2,  # lambda
+    loss_of: Callable = F.cross_entropy,  # of (N, L) and the labels
 ) -> tuple[Tensor, Tensor]:  # (L, D) and (L,), for the vectors as they are
     "The best linear classifier: a convex problem, solved by L-BFGS from 0."
     mean, std = vectors.mean(0), vectors.std(0).clamp_min(1e-6)
@@ -120,7 +128,7 @@ def fit_linear(
     solver = torch.optim.LBFGS([W, b], max_iter=200, line_search_fn="strong_wolfe")
     def closure():
         solver.zero_grad()
-        loss = F.cross_entropy(F.linear(x, W, b), y) + penalty * W.square().sum()
+        loss = loss_of(F.linear(x, W, b), y) + penalty * W.square().sum()
         loss.backward()
         return loss
     solver.step(closure)
@@ -138,10 +146,10 @@ def train_frozen(
     answer = lambda batch: pool(model.bert, model.pooling, **batch)
     known = vectors or [ask(model, part, answer=answer) for part in (train, val)]
     x, x_val = (row.to(model.classifier.weight.dtype) for row in known)
-    fits, lines = [], []
+    fits, lines, loss_of = [], [], LOSSES[model.config.problem_type]
     for penalty in (1e-3, 1e-2, 1e-1, 1.0):
-        W, b = fit_linear(x, train.examples.labels, len(model.names), penalty)
-        figures = judge(F.linear(x_val, W, b), val.examples.labels)
+        W, b = fit_linear(x, train.labels, len(model.names), penalty, loss_of)
+        figures = val.judge(F.linear(x_val, W, b))
         fits.append((figures["val_loss"], W, b))
         lines.append(dict(penalty=penalty) | figures)
     _, W, b = min(fits, key=lambda fit: fit[0])

@@ -21,11 +21,12 @@ from minibert.core.errors import UserError
 from minibert.core.seeds import seeded
 from minibert.evaluation import wilson
 from minibert.measure.baselines import bag_of_words
-from minibert.runs.finetune import classify, load_classifier, save_classifier
 from minibert.finetuning import BertClassifier, difference, finetune, fit_linear, train_frozen
-from minibert.runs.finetune import (
-    FinetuneConfig, accuracy_figures, _set_dropout_, read_parts, resume_finetuning, run_finetuning,
-    training_for)
+from minibert.runs.plan import FinetuneConfig
+from minibert.tuning.classify import TASK, accuracy_figures, classify
+from minibert.tuning.finetune import _set_dropout_, resume_finetuning, run_finetuning, training_for
+from minibert.tuning.finetune import read_parts as read_parts_of
+from minibert.tuning.tasks import load_tuned
 from minibert.data.labels import (
     Examples, ExampleSampler, ask, hold_out, judge, number_labels, read_examples, take_share)
 from minibert.heads import BertForPreTraining
@@ -41,6 +42,12 @@ from minibert.weights import save_pretrained, to_hf
 TEXTS = [story.text for story in stories(60)]
 WORDS = [story.sentiment for story in stories(60)]
 NAMES = ("happy", "sad")
+
+
+def load_classifier(folder): return load_tuned(folder)[1]
+
+
+def read_parts(options): return read_parts_of(TASK, options)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +92,7 @@ def stories_csv(tmp_path): return table(tmp_path / "stories.csv", zip(TEXTS, WOR
 @pytest.mark.parametrize("names", [NAMES, ("a", "b", "c", "d")])
 def test_logits_loss_and_gradients_are_theirs(tokenizer, tmp_path, kind, names):
     ours = randomise_(fresh(tokenizer, names=names, model_type=kind).double())
-    save_classifier(ours, tokenizer, tmp_path)
+    save_pretrained(ours, tokenizer, tmp_path)
     theirs, info = hf.AutoModelForSequenceClassification.from_pretrained(
         tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -106,7 +113,7 @@ def test_logits_loss_and_gradients_are_theirs(tokenizer, tmp_path, kind, names):
 @pytest.mark.parametrize("kind", ["bert", "roformer"])
 def test_pipeline_agrees(tokenizer, tmp_path, kind):
     ours = randomise_(fresh(tokenizer, model_type=kind)).eval()
-    save_classifier(ours, tokenizer, tmp_path)
+    save_pretrained(ours, tokenizer, tmp_path)
     pipe = hf.pipeline("text-classification", model=str(tmp_path), top_k=None)
     long = " ".join(TEXTS[:4])  # cut to the model's length by both
     texts = [*TEXTS[:4], "Ünïcödé!", long]
@@ -122,7 +129,7 @@ def test_pipeline_agrees(tokenizer, tmp_path, kind):
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_saved_and_opened_again(tokenizer, tmp_path, kind, pooling):
     ours = randomise_(fresh(tokenizer, pooling, model_type=kind)).eval()
-    save_classifier(ours, tokenizer, tmp_path)
+    save_pretrained(ours, tokenizer, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = load_classifier(tmp_path)
@@ -132,7 +139,7 @@ def test_saved_and_opened_again(tokenizer, tmp_path, kind, pooling):
 
 
 def test_mean_pooling_is_not_passed_off_as_theirs(tokenizer, tmp_path):
-    save_classifier(fresh(tokenizer, "mean"), tokenizer, tmp_path)
+    save_pretrained(fresh(tokenizer, "mean"), tokenizer, tmp_path)
     _, info = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert info["missing_keys"] == {"classifier.weight", "classifier.bias"}
 
@@ -146,12 +153,11 @@ def test_their_classifier_opens_here(tokenizer, tmp_path):
     assert ours.names == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
-@pytest.mark.parametrize("labels, kind", [(1, "regression"), (1, None), (3, "multi_label_classification")])
-def test_a_grade_and_several_labels_at_once_are_refused(tokenizer, tmp_path, labels, kind):
-    "A softmax over one number would be 100 % always."
+@pytest.mark.parametrize("labels, kind", [(3, "regression"), (3, "multi_label_classification")])
+def test_several_labels_at_once_and_several_numbers_are_refused(tokenizer, tmp_path, labels, kind):
     config = hf.BertConfig(**asdict(sizes(tokenizer)), num_labels=labels, problem_type=kind)
     hf.BertForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="does not choose one label of several"): load_classifier(tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path.name} was not loaded. Its problem_type is {kind}"): load_classifier(tmp_path)
 
 
 def test_what_is_no_classifier_is_refused(run):
@@ -255,8 +261,8 @@ def test_batches_go_where_the_model_is(tokenizer, examples, monkeypatch):
 def test_a_run_asks_for_the_device(run, stories_csv, tmp_path, monkeypatch):
     class Seen(Exception): pass
     def stop(model, *args, **kwargs): raise Seen(next(model.parameters()).device.type)
-    monkeypatch.setattr("minibert.runs.finetune.own_device", lambda: torch.device("meta"))
-    monkeypatch.setattr("minibert.runs.finetune.finetune", stop)
+    monkeypatch.setattr("minibert.tuning.finetune.own_device", lambda: torch.device("meta"))
+    monkeypatch.setattr("minibert.tuning.finetune.finetune", stop)
     options = FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), precision="float32", length=96)
     with pytest.raises(Seen, match="meta"): run_finetuning(options, progress=False)
 
@@ -384,12 +390,12 @@ def test_options_that_cannot_be_meant_are_refused_at_the_door(case):
 
 def test_two_runs_cannot_have_one_folder(run, stories_csv, tmp_path, monkeypatch):
     "Another run takes the folder while this one reads its data: nothing of the other is touched."
-    import minibert.runs.finetune as module
+    import minibert.tuning.finetune as module
     out, plain = tmp_path / "tuned" / "1", module.read_parts
-    def meanwhile(options):
+    def meanwhile(task, options):
         out.mkdir(parents=True)
         (out / "options.json").write_text("theirs")
-        return plain(options)
+        return plain(task, options)
     monkeypatch.setattr(module, "read_parts", meanwhile)
     monkeypatch.setattr(module, "finetune", None)
     with pytest.raises(UserError, match="tuned"):
@@ -406,12 +412,27 @@ def test_auto_is_what_core_says(run, stories_csv, tmp_path, monkeypatch, told, e
     assert json.loads((tmp_path / "out" / "options.json").read_text())["precision"] == expected
 
 
-def test_without_scikit_learn_nothing_is_begun(run, stories_csv, tmp_path, monkeypatch):
+def test_without_scikit_learn_the_bag_of_words_is_left_out(run, stories_csv, tmp_path, monkeypatch, capsys):
+    from minibert.core.progress import shown
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
-    monkeypatch.setattr("minibert.runs.finetune.finetune", None)
-    with pytest.raises(ImportError, match="pip install scikit-learn"):
-        run_finetuning(FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), length=96), progress=False)
-    assert not (tmp_path / "out").exists()
+    options = FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), length=96, frozen=True)
+    with shown(True): figures = run_finetuning(options, progress=False)
+    assert "scikit-learn: pip install scikit-learn. It is left out." in capsys.readouterr().err
+    assert "bag_of_words" not in figures and {"bert", "majority", "difference"} <= figures.keys()
+    assert [row[0] for row in TASK.rows(figures)[1:]] == ["this model", "commonest label"]
+
+
+def test_a_file_of_one_s_own_is_asked_last(run, stories_csv, tmp_path):
+    own = [(story.text, story.sentiment) for story in stories(80)[60:]]
+    data = table(tmp_path / "own.csv", own)
+    options = FinetuneConfig(str(run), str(stories_csv), str(tmp_path / "out"), test=str(data), length=96, frozen=True)
+    assert read_parts(options)[2].texts == tuple(text for text, _ in own)
+    figures = run_finetuning(options, progress=False)
+    assert figures["examples"] == [48, 12, 20] and sum(row["n"] for row in figures["by_label"].values()) == 20
+    assert sum(row["n"] * row["accuracy"] for row in figures["by_label"].values()) / 20 == pytest.approx(figures["bert"]["accuracy"])
+    with pytest.raises(UserError, match="are to be asked last: give one"): replace(options, validation_split="test")
+    table(tmp_path / "own.csv", [("a text", "angry")])
+    with pytest.raises(UserError, match="own.csv has the label 'angry'"): read_parts(options)
 
 
 def test_a_refused_run_leaves_nothing(run, stories_csv, tmp_path):
@@ -436,7 +457,8 @@ def test_frozen_run_and_pairs(run, tmp_path):
 
 RESUMED = """
 import sys
-from minibert.runs.finetune import FinetuneConfig, resume_finetuning, run_finetuning
+from minibert.runs.plan import FinetuneConfig
+from minibert.tuning.finetune import resume_finetuning, run_finetuning
 run, data, out = sys.argv[1:]
 print("ready", flush=True)
 from pathlib import Path
@@ -507,13 +529,13 @@ def test_texts_that_were_learned_from_are_no_secret(tmp_path):
 def test_damaged_weights_are_refused(tokenizer, examples, tmp_path):
     from safetensors.torch import load_file, save_file
     model = fresh(tokenizer)
-    save_classifier(model, tokenizer, tmp_path)
+    save_pretrained(model, tokenizer, tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    for name in ("classifier.bias", "bert.embeddings.LayerNorm.weight"):
+    for name, ours in (("classifier.bias", "classifier.bias"), ("bert.embeddings.LayerNorm.weight", "bert.embeddings.norm.weight")):
         damaged = state[name].clone()
         damaged[0] = float("nan")
         save_file(state | {name: damaged}, tmp_path / "model.safetensors", {"format": "pt"})
-        with pytest.raises(ValueError, match=f"numbers in {name} that are not finite"): load_classifier(tmp_path)
+        with pytest.raises(ValueError, match=f"weight {ours} holds NaN"): load_classifier(tmp_path)
     with torch.no_grad(): model.classifier.bias[1] = float("inf")
     for call in (lambda: classify(model, tokenizer, TEXTS[0]), lambda: ask(model, ExampleSampler(examples, tokenizer, 96))):
         with pytest.raises(FloatingPointError, match="not finite numbers: its weights are damaged"): call()
@@ -555,10 +577,6 @@ def test_sst2(shared_data):
     right = bag_of_words(few, val, test) == test.labels
     assert 0.6 < right.mean() < 0.7
     assert difference(right, np.zeros(872))["interval"][0] > 0.5
-
-
-def test_a_pooling_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="pooling is 'max'"): fresh(WordPieceTokenizer.train(TEXTS[:5], 300), "max")(torch.tensor([[1]]))
 
 
 def test_dropout_is_set_everywhere(tokenizer):

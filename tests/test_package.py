@@ -31,11 +31,11 @@ ORDER = """  # of the modules: each may import those before it
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
     finetuning nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block descendants data.objectives data.curricula train.average data.rows new_layers nn.packing what_helps speed measure.probes checks.exercises checks.experiments checks
     measure.observer
-    runs.plan runs.asking runs.tasks runs.bert runs.finetune text.foreign runs.run
+    runs.plan runs.asking runs.tasks runs.bert tuning.tasks tuning.classify tuning.regress tuning.finetune text.foreign runs.run
     runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
-    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c24 checks.c25 nn.fast nn.variants hub.compare measure.probe_runs
+    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c24 checks.c25 nn.fast nn.variants hub.compare measure.probe_runs tuning.tag tuning.predict
     perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.experiment runs.t5 runs.descendants runs.new_layers runs.variants cli.options
     cli.main
 """.split("\n", 1)[1].split()
@@ -54,7 +54,7 @@ def tool(name): return os.path.join(os.path.dirname(sys.executable), name)
 
 
 def imports(name):
-    "Every module that a module imports, inside functions and as \"module:name\", too; the two registries' strings are data."
+    "Every module that a module imports, inside functions and as \"module:name\", too; the three registries' strings are data."
     package = MODULES[NAMES.index(name)].relative_to(ROOT).parts
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import): yield from (alias.name for alias in node.names)
@@ -62,7 +62,7 @@ def imports(name):
             base = ".".join((*package[: len(package) - node.level], node.module or "")) if node.level else node.module
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in NAMES)
-        if isinstance(node, ast.Constant) and name not in ("minibert.hub.families", "minibert.runs.tasks"):
+        if isinstance(node, ast.Constant) and name not in ("minibert.hub.families", "minibert.runs.tasks", "minibert.tuning.tasks"):
             if found := re.fullmatch(r"([\w.]+):[\w.]+", str(node.value)): yield found[1]
 
 

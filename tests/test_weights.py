@@ -158,7 +158,7 @@ def test_one_head_alone(tmp_path, kind, missing):
     assert_same({n: to_hf(ours)[n] for n in held}, {n: model.state_dict()[n] for n in held}, tol=0)
 
 
-@pytest.mark.parametrize("kind, name", [(hf.BertForTokenClassification, "classifier"), (hf.BertForQuestionAnswering, "qa_outputs")])
+@pytest.mark.parametrize("kind, name", [(hf.BertForMultipleChoice, "classifier"), (hf.BertForQuestionAnswering, "qa_outputs")])
 def test_a_foreign_head_is_ignored_and_that_is_said(tmp_path, kind, name):
     their_model(kind).save_pretrained(tmp_path)
     with pytest.warns(UserWarning) as notices: load_pretrained(tmp_path)

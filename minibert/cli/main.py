@@ -19,8 +19,8 @@ from typing import Any
 
 from .. import __version__
 from .options import (
-    Bench, Classify, Compare, Evaluate, ExperimentCall, FillMask, Finetune, Generate,
-    Inspect, NextSentence, Parity, Probe, Runs, parse)
+    Bench, Classify, Compare, Embed, Evaluate, ExperimentCall, FillMask, Finetune,
+    Generate, Inspect, NextSentence, Parity, Predict, Probe, Runs, parse)
 from ..core.errors import UserError, explain
 from ..core.files import read_json
 from ..core.progress import is_first, is_shown, print_table, say, shown
@@ -31,7 +31,8 @@ from ..runs.tasks import find_task, task_of
 # %% auto #0
 __all__ = ['FUNCTIONS', 'print_found', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity', 'run_bench',
            'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
-           'run_generate', 'run_classify', 'run_inspect', 'plain_warnings', 'main']
+           'run_generate', 'run_classify', 'run_predict', 'run_embed', 'run_inspect', 'check_text', 'plain_warnings',
+           'main']
 
 # %% ../../nbs/reference/cli/main.ipynb #95293e22
 def print_found(options: Any, found: dict, *words: str | list) -> None:
@@ -76,22 +77,25 @@ def run_finetune(options: Finetune) -> None:
     "From a table of labelled texts to a saved classifier and its figures."
     say(f"Opening {options.resume} ..." if options.resume else
         f"Reading {options.dataset} ...")
-    from minibert.runs.finetune import resume_finetuning
-    from minibert.runs.report import accuracy_rows
     from minibert.runs.run import tune
     from minibert.train.processes import join_processes
+    from minibert.tuning.finetune import resume_finetuning
+    from minibert.tuning.tasks import finetuning_task, label_rows
     own, folder = own_options(options), options.resume
     if folder is None: folder, figures = tune(own)
     else:
-        moved = "out", "run", "dataset"  # their content is what has to be the same
-        check_resumed(own, vars(read_finetuning(folder)[0]), folder, moved)
+        moved = "run", "dataset", "test"  # their content is what has to be the same
+        check_resumed(own, vars(read_finetuning(folder)[0]), folder, ("out", *moved))
         figures = resume_finetuning(
-            folder, is_shown(), run=own["run"], dataset=own["dataset"])
+            folder, is_shown(), **{name: own[name] for name in moved})
     if join_processes()[0]: return
-    ask = f'minibert classify {shlex.quote(str(folder))} "a text"'
-    if options.text_pair_column: ask += ' --pair "another"'
-    more = [] if options.quiet else [f"  {ask}"]
-    print_found(options, dict(folder=str(folder)) | figures, accuracy_rows(figures), "",
+    task = finetuning_task(options.task)
+    hint = task.hint.replace("RUN", shlex.quote(str(folder)))
+    if options.text_pair_column: hint += ' --pair "another"'
+    more = [] if options.quiet else [f"  minibert {hint}"]
+    labels = label_rows(figures)
+    print_found(options, dict(folder=str(folder)) | figures, task.rows(figures), "",
+                *([labels, ""] if labels else []),
                 f"Saved in {folder}." + (" Ask it:" if more else ""), *more)
 
 
@@ -240,15 +244,38 @@ def run_generate(options: Generate) -> None:
 
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.runs.finetune import check_pair, classify, load_classifier
     from minibert.tokenizer import WordPieceTokenizer
-    model = load_classifier(options.run)
+    from minibert.tuning.classify import TASK, check_pair, classify
+    from minibert.tuning.tasks import load_tuned
+    task, model = load_tuned(options.run)
+    if task is not TASK:
+        raise UserError(f"{options.run} is a {task.result}, which gives no labels to "
+                        f"texts: ask it by minibert predict {options.run} FILE.")
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     check_pair(options.run, options.pair)
     text = options.text if options.pair is None else (options.text, options.pair)
     shares = classify(model, tokenizer, text)[0]
     print_found(options, dict(labels=shares),
                 "  ".join(f"{label} {share:.1%}" for label, share in shares.items()))
+
+
+def run_predict(options: Predict) -> int:  # 1 where a row was bad
+    "Write what a fine-tuned BERT says of each row of a file."
+    from minibert.tuning.predict import predict_file
+    columns = options.text_column, options.text_pair_column
+    return predict_file(options.run, options.file, options.out, columns,
+                        options.json, options.batch_size)
+
+
+def run_embed(options: Embed) -> int:  # 1 where a row was bad
+    "Write a vector for each text of a file."
+    from minibert.tuning.predict import embed_file
+    own = {name: getattr(options, name) for name in (
+        "length", "normalize", "batch_size")}
+    code = embed_file(
+        options.run, options.file, options.out, options.text_column, **own)
+    print_found(options, dict(vectors=options.out), f"Saved in {options.out}.")
+    return code
 
 
 def run_inspect(options: Inspect) -> None:
@@ -262,8 +289,19 @@ def run_inspect(options: Inspect) -> None:
 FUNCTIONS = {
     Evaluate: run_evaluate, FillMask: run_fill_mask, NextSentence: run_next_sentence,
     Generate: run_generate, Parity: run_parity, Finetune: run_finetune,
-    Classify: run_classify, Inspect: run_inspect, Probe: run_probe, Bench: run_bench,
-    Runs: run_runs, Compare: run_compare, ExperimentCall: run_experiment}
+    Classify: run_classify, Predict: run_predict, Embed: run_embed,
+    Inspect: run_inspect, Probe: run_probe, Bench: run_bench, Runs: run_runs,
+    Compare: run_compare, ExperimentCall: run_experiment}
+
+
+def check_text(options: Any) -> None:
+    "Refuse a file's name where a text is due: UserError."
+    for name in "text", "a", "b", "pair":
+        value = getattr(options, name, None)
+        if isinstance(value, str) and (value == "-" or os.path.isfile(value)):
+            raise UserError(f"{value} is a file, and this command reads one text, not "
+                            f"what is in it: minibert predict RUN {value} asks a "
+                            "fine-tuned model about every row.")
 
 
 @contextmanager
@@ -286,6 +324,7 @@ def main(words: list[str] | None = None) -> int:  # the exit code
     if words == ["--version"]: return print(f"minibert {__version__}") or 0
     try:
         options = parse(words)
+        if not isinstance(options, Compare): check_text(options)  # of two folders
         with plain_warnings(), shown(not getattr(options, "call", options).quiet):
             code = FUNCTIONS.get(type(options), run_pretrain)(options) or 0
         sys.stdout.flush()

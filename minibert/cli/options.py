@@ -21,13 +21,15 @@ from ..runs.plan import (
 from ..runs.tasks import Task, read_plan, task_of
 
 # %% auto #0
-__all__ = ['Switch', 'RunName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class', 'Evaluate',
-           'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Inspect', 'Probe', 'Bench',
-           'Runs', 'Compare', 'ExperimentCall', 'look_for', 'pretrain_default', 'finetune_default', 'parse']
+__all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class',
+           'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Predict', 'Embed',
+           'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for', 'pretrain_default',
+           'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
 Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
 RunName = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+FileName = Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
 Text = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
 
 
@@ -137,6 +139,31 @@ class Classify(Output):
 
 
 @checked
+class Predict(Output):
+    "Ask a fine-tuned BERT about every row of a file; with --json, as JSON lines."
+
+    run: RunName  # a folder that finetune made, or a model's name
+    file: FileName  # a table, a file with a text in each line, or - for what is piped
+    out: Name | None = None  # a new .csv, .tsv or .jsonl file (default: it's printed)
+    text_column: Name | None = None  # of the table (default: as it has learned)
+    text_pair_column: Name | None = None  # the second text (default: as learned)
+    batch_size: Batch = 64  # texts that are computed together
+
+
+@checked
+class Embed(Output):
+    "Write a vector for each text of a file: the mean over its tokens."
+
+    run: RunName  # a run's folder, or a model's name on the hub
+    file: FileName  # a table, or a file with a text in each line
+    out: Name  # a new .npy file, with a row for each text
+    text_column: Name = "text"  # of the table
+    length: Count | None = None  # tokens that are read (default: all that it can)
+    normalize: Switch = False  # make every vector as long as 1
+    batch_size: Batch = 64  # texts that are computed together
+
+
+@checked
 class Inspect(Output):
     "Draw what a model does with a text: pictures, and one page that shows them."
 
@@ -208,6 +235,8 @@ COMMANDS = {
     "parity": Parity,
     "finetune": Finetune,
     "classify": Classify,
+    "predict": Predict,
+    "embed": Embed,
     "inspect": Inspect,
     "probe": Probe,
     "bench": Bench,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,8 @@ from .tables import load_table
 from ..text.wordpiece import WordPieceTokenizer, pad_rows
 
 # %% auto #0
-__all__ = ['Examples', 'number_labels', 'read_examples', 'take_share', 'check_counts', 'hold_out', 'count_cut', 'ExampleSampler',
-           'ask', 'judge']
+__all__ = ['Examples', 'number_labels', 'read_labelled', 'read_examples', 'take_share', 'check_counts', 'hold_out', 'count_cut',
+           'ExampleSampler', 'ask', 'judge']
 
 # %% ../../nbs/reference/data/labels.ipynb #91610812
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Examples:
     labels: np.ndarray  # (N,) whole numbers, 0 to L - 1
     names: tuple[str, ...]  # the L labels, in the order of their numbers
     given: bool = False  # were the names given, and not found among the labels?
+
+    strata = property(lambda self: self.labels)  # a share takes the same part of each
 
     def __len__(self): return len(self.texts)
 
@@ -82,7 +85,7 @@ def _to_names(words, names):
     return [places[word] for word in words]
 
 
-def read_examples(
+def read_labelled(
     dataset: str | Path,  # a table, a folder of them, a data set's name
     name: str | None = None,  # the data set's configuration, as mrpc of glue
     split: str = "train",
@@ -90,10 +93,8 @@ def read_examples(
     text_column: str = "text",
     label_column: str = "label",
     text_pair_column: str | None = None,  # the second text, where a label is of two
-    names: Sequence[str] | None = None,  # the labels in order; None: as found
-    places: bool = True,  # may 0, 1 and so on stand for the names?
-) -> Examples:
-    "Labelled texts from any table; UserError naming the row where one is missing."
+) -> tuple[list, list[str], str]:  # texts, labels as they stand there, whose they are
+    "The rows of any table; UserError naming the one where a text is missing."
     what, splits = f"the split {split} of {dataset}", load_table(dataset, name)
     if split not in splits:
         raise UserError(f"{dataset} has the splits {', '.join(splits)}, and no "
@@ -106,7 +107,17 @@ def read_examples(
                             f"{empty[0]!r}: fill it in, or leave the row out.")
     texts = [tuple(row[name] for name in columns) for row in rows]
     if text_pair_column is None: texts = [text for text, in texts]
-    words = [(row[label_column] or "").strip() for row in rows]
+    return texts, [(row[label_column] or "").strip() for row in rows], what
+
+
+def read_examples(
+    *place: Any,  # as for `read_labelled`
+    names: Sequence[str] | None = None,  # the labels in order; None: as found
+    places: bool = True,  # may 0, 1 and so on stand for the names?
+    **columns: str | None,  # as for `read_labelled`
+) -> Examples:
+    "Labelled texts from any table; UserError naming a row without a text or a label."
+    texts, words, what = read_labelled(*place, **columns)
     names = [name.strip() for name in names or ()]
     numbers = number_labels(_to_names(words, names) if places else words, names, what)
     return Examples(tuple(texts), *numbers, given=bool(names) and places)
@@ -120,7 +131,7 @@ def take_share(
     "Draw a share of each label; a smaller share is part of a larger one."
     taken, left = [], []
     for label in range(len(examples.names)):
-        places = np.flatnonzero(examples.labels == label)
+        places = np.flatnonzero(examples.strata == label)
         generator = seeded(seed, label, 18)
         places = places[torch.randperm(len(places), generator=generator).numpy()]
         count = min(len(places), max(1, round(share * len(places))))
@@ -134,7 +145,7 @@ def check_counts(
     parts: tuple[str, ...],  # what each part is for, in words
 ) -> None:
     "UserError naming a label with fewer examples than parts that need one."
-    counts = np.bincount(examples.labels, minlength=len(examples.names))
+    counts = np.bincount(examples.strata, minlength=len(examples.names))
     for name, count in zip(examples.names, counts.tolist()):
         if 0 < count < len(parts):
             raise UserError(f"The label {name!r} has too few examples, {count} for "
@@ -176,25 +187,54 @@ class ExampleSampler:
 
     def __init__(self, examples: Examples, tokenizer: WordPieceTokenizer,
                  length: int = 128, seed: int = 0):
-        self.examples, self.tokenizer, self.seed = examples, tokenizer, seed
-        columns = tokenizer.encode_batch(examples.texts, max_length=length,
-                                         padding=False)
-        self.rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
+        self.examples, self.tokenizer = examples, tokenizer
+        self.length, self.seed, self.plan = length, seed, {}
+        self.rows = self.read()
         self.lengths = np.array([len(row["input_ids"]) for row in self.rows])
-        content = json.dumps([self.rows, examples.labels.tolist(), examples.names])
-        self.info = dict(count=len(self), length=length, seed=seed,
-                         sha256=sha256(content.encode()).hexdigest())
-        self.plan, self.cut = {}, count_cut(  # a row that is not full was not cut
-            [text for text, n in zip(examples.texts, self.lengths) if n == length],
-            tokenizer, length)
 
     def __len__(self): return len(self.rows)
 
-    def gather(self, places: Sequence[int]) -> dict[str, Tensor]:
-        "The batch of these examples, padded to its own longest."
+    def read(self, **options) -> list[dict[str, list]]:  # as for `encode_batch`
+        "The texts as rows of ids, types and mask."
+        columns = self.tokenizer.encode_batch(
+            self.examples.texts, max_length=self.length, padding=False, **options)
+        return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+    @property
+    def labels(self) -> np.ndarray:  # as many as `ask` gives answers
+        "The labels of all rows, one after another."
+        return self.examples.labels
+
+    @property
+    def cut(self) -> int:
+        "How many texts are cut; a row that is not full was not."
+        full = [text for text, n in zip(self.examples.texts, self.lengths)
+                if n == self.length]
+        return count_cut(full, self.tokenizer, self.length)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        "What a run that goes on must find again."
+        content = json.dumps([self.rows, self.labels.tolist(), self.examples.names])
+        return dict(count=len(self), length=self.length, seed=self.seed,
+                    sha256=sha256(content.encode()).hexdigest())
+
+    def padded(self, places: Sequence[int]) -> dict[str, Tensor]:
+        "These rows, padded to their own longest."
         rows = pad_rows([self.rows[k] for k in places], self.tokenizer.pad_id)
-        batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
-        return batch | dict(labels=torch.from_numpy(self.examples.labels[places]))
+        return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+    def gather(self, places: Sequence[int]) -> dict[str, Tensor]:
+        "The batch of these examples, with their labels."
+        return self.padded(places) | dict(labels=torch.from_numpy(self.labels[places]))
+
+    def pick(self, found: Tensor, labels: Tensor) -> list[Tensor]:  # (n, ...) each
+        "What a model says of a batch, apart for each row: n answers."
+        return list(found.split(1))
+
+    def judge(self, answers: Tensor) -> dict[str, float]:
+        "val_loss and what else a checkpoint is measured by."
+        return judge(answers, self.labels)
 
     def batch(self, step: int, size: int) -> dict[str, Tensor]:
         "The batch of this step: (B, S) ids, types, mask, and (B,) labels."
@@ -206,7 +246,7 @@ class ExampleSampler:
     def figures(self, model: nn.Module, batches: int = 0, batch_size: int = 64) -> dict:
         "Loss and rightness of all examples, however many `batches`, for `evaluate`."
         logits, rows = ask(model, self, batch_size).double(), np.arange(len(self))
-        labels = torch.from_numpy(self.examples.labels)
+        labels = torch.from_numpy(self.labels)
         loss = F.cross_entropy(logits, labels, reduction="none")
         right = logits.argmax(-1) == labels
         return dict(label_loss=(loss.numpy(), rows),
@@ -223,16 +263,17 @@ def ask(
     sampler: ExampleSampler,
     batch_size: int = 64,
     answer: Callable | None = None,  # batch -> (B, ...); None: the logits
-) -> Tensor:  # (N, L), in the order of the examples
+) -> Tensor:  # (N, L), in the order of the sampler's labels
     "What a model says of every example, in eval mode; batches are of like lengths."
     answer = answer or (lambda batch: model(**batch).logits)
     order, parts = np.argsort(sampler.lengths, kind="stable"), []
     with evaluating(model) as device:
         for at in range(0, len(order), batch_size):
             batch = sampler.gather(order[at:at + batch_size])
-            del batch["labels"]
-            parts.append(answer({k: v.to(device) for k, v in batch.items()}).cpu())
-    answers = torch.cat(parts)[np.argsort(order)]
+            labels = batch.pop("labels")
+            found = answer({k: v.to(device) for k, v in batch.items()}).cpu()
+            parts += sampler.pick(found, labels)
+    answers = torch.cat([parts[k] for k in np.argsort(order)])
     check_finite("The model's answers", answers)
     return answers
 

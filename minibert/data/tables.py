@@ -18,7 +18,7 @@ from pathlib import Path
 from ..core.errors import UserError
 
 # %% auto #0
-__all__ = ['TABLES', 'read_lines', 'read_rows', 'split_files', 'load_table']
+__all__ = ['TABLES', 'read_lines', 'read_each', 'read_rows', 'split_files', 'load_table']
 
 # %% ../../nbs/reference/data/tables.ipynb #feef54a8
 def _bad_line(path):
@@ -57,10 +57,10 @@ def _read_csv(path, columns):
         _has_columns(names := next(rows, []), columns, path)
         for number, row in enumerate(filter(None, rows), 1):
             if len(row) != len(names):
-                raise UserError(f"Row {number} of {path} (line {rows.line_num}) has "
+                yield UserError(f"Row {number} of {path} (line {rows.line_num}) has "
                                 f"{len(row)} cells for {len(names)} columns: put a "
                                 f"text that holds {mark!r} in double quotes.")
-            yield dict(zip(names, row))
+            else: yield dict(zip(names, row))
     except csv.Error as problem:
         raise UserError(f"Line {rows.line_num} of {path} can't be read ({problem}): "
                         "write a double quote inside a cell twice.") from None
@@ -71,10 +71,11 @@ def _read_json(path, columns):
     for number, line in enumerate(read_lines(path), 1):
         try: row = json.loads(line, parse_int=str, parse_float=str)
         except ValueError: row = None
-        if not isinstance(row, dict):
-            raise UserError(f"Line {number} of {path} is no JSON object: write one a "
-                            'line, as {"text": "..."}.')
-        _has_columns(row, columns, f"Line {number} of {path}")
+        if isinstance(row, dict):
+            try: _has_columns(row, columns, f"Line {number} of {path}")
+            except UserError as problem: row = problem
+        else: row = UserError(f"Line {number} of {path} is no JSON object: write one a "
+                              'line, as {"text": "..."}.')
         yield row
 
 # %% ../../nbs/reference/data/tables.ipynb #e3fa694b
@@ -108,9 +109,53 @@ def _read_parquet(path, columns):
         raise UserError(f"{path} is no Parquet file, or damaged ({problem}): copy it "
                         "again.") from None
 
+# %% ../../nbs/reference/data/tables.ipynb #29269f33
+def _sentences(path):
+    "The number of each sentence's first line, and its lines."
+    lines, first = [], 1
+    for number, line in enumerate(chain(read_lines(path), [""]), 1):
+        if line.strip(): lines.append(line)
+        else:
+            if lines: yield first, lines
+            lines, first = [], number + 1
+
+
+def _read_conllu(path, columns):
+    "The sentences of a CoNLL-U file: text and label are form and upos."
+    try: import conllu
+    except ImportError:
+        raise UserError("CoNLL-U files are read by the library conllu, which is not "
+                        "installed: pip install conllu.") from None
+    names = {name: dict(text="form", label="upos").get(name, name) for name in columns}
+    for number, lines in _sentences(path):
+        try: words = conllu.parse("".join(lines) + "\n")[0]
+        except (conllu.exceptions.ParseException, IndexError) as problem:
+            yield UserError(f"The sentence at line {number} of {path} is not CoNLL-U "
+                            f"({problem}): each line has ten columns, tab between "
+                            "them.")
+            continue
+        words = [word for word in words if isinstance(word["id"], int)]
+        _has_columns(words[0], names.values(), path)
+        yield {name: "\t".join(str(word[own] or "_") for word in words)
+               for name, own in names.items()}
+
+
+def _read_tagged(path, columns):
+    "The sentences of a file with a word and its tag in each line."
+    _has_columns(("text", "label"), columns, path)
+    for number, lines in _sentences(path):
+        rows = [line.split() for line in lines]
+        if rows[0][0] == "-DOCSTART-": continue
+        if bad := [k for k, row in enumerate(rows) if len(row) < 2]:
+            yield UserError(f"Line {number + bad[0]} of {path} has one column: write a "
+                            "word and its tag, space or tab between them.")
+        else: yield dict(text="\t".join(row[0] for row in rows),
+                         label="\t".join(row[-1] for row in rows))
+
 # %% ../../nbs/reference/data/tables.ipynb #f59cbf74
 _READERS = {".csv": _read_csv, ".tsv": _read_csv, ".json": _read_json,
-            ".jsonl": _read_json, ".parquet": _read_parquet}
+            ".jsonl": _read_json, ".parquet": _read_parquet,
+            ".conllu": _read_conllu, ".conll": _read_tagged, ".bio": _read_tagged}
 TABLES = tuple(_READERS)
 
 
@@ -123,16 +168,29 @@ def _cell(value, name, what):
     return str(value)
 
 
-def read_rows(
+def read_each(
     path: str | Path,  # a table
     columns: list[str],  # those that are wanted
-) -> Iterator[dict[str, str | None]]:
-    "The rows of a table, each value as the text that stands there."
+) -> Iterator[dict[str, str | None] | UserError]:
+    "The rows of a table; in place of one that can't be read, what is wrong with it."
     path = Path(path)
     if path.suffix.lower() not in TABLES:
         raise UserError(f"{path} is no table: give a file {', '.join(TABLES)}.")
     for row in _READERS[path.suffix.lower()](path, columns):
-        yield {name: _cell(row[name], name, path) for name in columns}
+        if isinstance(row, dict):
+            try: row = {name: _cell(row[name], name, path) for name in columns}
+            except UserError as problem: row = problem
+        yield row
+
+
+def read_rows(
+    path: str | Path,  # a table
+    columns: list[str],  # those that are wanted
+) -> Iterator[dict[str, str | None]]:
+    "The rows of a table, each value as the text that stands there; or UserError."
+    for row in read_each(path, columns):
+        if isinstance(row, UserError): raise row
+        yield row
 
 # %% ../../nbs/reference/data/tables.ipynb #f05f3f37
 _SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?:ing)?(?![a-z])")

@@ -181,6 +181,8 @@ def _pre_training(base: str, config: str, model: str, **more) -> Family:
 
 def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
     "An encoder with a map to labels; `heads` are the lines beyond the encoder's."
+    if pooling == "none": more |= dict(  # their class has no pooler
+        beside=(f"{base}.pooler.",), optional={"bert.pooler": "pooler"})
     return Family(
         "minibert.nn.classifier_parts:ClassifierConfig",
         "minibert.finetuning:BertClassifier.from_config",
@@ -268,6 +270,8 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         fast="minibert.speed:FastBertForPreTraining"),
     ("bert", "BertForSequenceClassification"): _classifier(
         "bert", "cls", _POOLER + "classifier classifier"),
+    ("bert", "BertForTokenClassification"): _classifier(
+        "bert", "none", _POOLER + "classifier classifier"),
     ("bert", "BertForMeanClassification"): _classifier("bert", "mean", _OWN),
     ("roformer", "RoFormerForMaskedLM"): _pre_training(
         "roformer", "minibert.nn.block:BlockConfig",
@@ -277,6 +281,8 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         beside=("roformer.pooler.", "cls.seq_relationship."), derived=_ANGLES),
     ("roformer", "RoFormerForSequenceClassification"): _classifier(
         "roformer", "cls", _DEEP, derived=_ANGLES),
+    ("roformer", "RoFormerForTokenClassification"): _classifier(
+        "roformer", "none", _POOLER + "classifier classifier", derived=_ANGLES),
     ("roformer", "RoFormerForMeanClassification"): _classifier(
         "roformer", "mean", _OWN, derived=_ANGLES),
     **_DESCENDANTS,

@@ -20,7 +20,7 @@ from ..data.stories import Oracle, Story
 # %% auto #0
 __all__ = ['Chosen', 'chosen_tokens', 'count_pieces', 'piece_shares', 'unigram_baseline', 'Bigrams', 'count_bigrams',
            'bigram_baseline', 'words_whole', 'best_chances', 'accuracy_bound', 'Known', 'masked_baselines',
-           'word_counters', 'bag_of_words']
+           'word_counters', 'bag_vectors', 'bag_of_words']
 
 # %% ../../nbs/reference/measure/baselines.ipynb #26d96aaf
 @dataclass(frozen=True)
@@ -247,15 +247,21 @@ def word_counters() -> tuple[type, type]:
     return TfidfVectorizer, LogisticRegression
 
 # %% ../../nbs/reference/measure/baselines.ipynb #0bc450b2
+def bag_vectors(*parts: Examples) -> list:  # a sparse matrix each
+    "Word counts weighted by rarity (tf-idf), of the words of the first part."
+    Vectorizer, _ = word_counters()
+    bag = Vectorizer(analyzer=_words).fit(parts[0].texts)
+    return [bag.transform(part.texts) for part in parts]
+
+
 def bag_of_words(
     train: Examples,
     val: Examples,  # decides how freely rare words are used
     test: Examples,
 ) -> np.ndarray:  # (N,) the answers, as numbers
     "What word counts alone can tell: tf-idf and a logistic regression (scikit-learn)."
-    Vectorizer, Regression = word_counters()
-    bag = Vectorizer(analyzer=_words).fit(train.texts)
-    seen, judged, other = (bag.transform(p.texts) for p in (train, val, test))
+    (_, Regression), (seen, judged, other) = word_counters(), bag_vectors(
+        train, val, test)
     with warnings.catch_warnings():  # many labels of few texts are meant
         warnings.filterwarnings("ignore", message="The number of unique classes")
         fits = [Regression(C=C, max_iter=1000).fit(seen, train.labels)

@@ -17,7 +17,8 @@ from .baselines import Known, count_pieces, masked_baselines
 from ..core.precision import check_finite, evaluating
 
 # %% auto #0
-__all__ = ['Predictions', 'predict', 'word_perplexity', 'word_pieces', 'pretraining_figures', 'PretrainingExamples']
+__all__ = ['predict', 'Predictions', 'ask_batches', 'word_perplexity', 'word_pieces', 'pretraining_figures',
+           'PretrainingExamples']
 
 # %% ../../nbs/reference/measure/predictions.ipynb #f6407617
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _ask(model, batch, device, first) -> dict[str, Predictions]:
     return answers
 
 # %% ../../nbs/reference/measure/predictions.ipynb #432f1172
-def predict(
+def ask_batches(
     model: nn.Module,  # a BertForPreTraining, ours or Hugging Face's
     sampler,  # of held-out pairs, with a seed of its own
     batches: int = 50,
@@ -92,6 +93,9 @@ def predict(
                  for n in range(batches)]
     return {name: Predictions.joined([part[name] for part in parts])
             for name in parts[0]}
+
+
+predict = ask_batches  # as chapter 11 calls it
 
 # %% ../../nbs/reference/measure/predictions.ipynb #dcc11682
 def word_perplexity(
@@ -145,7 +149,7 @@ def pretraining_figures(
     batch_size: int = 32,
 ) -> dict:  # name -> a number, a table, or (values, rows) where a mean gets an interval
     "What a model's answers to masked words and sentence pairs come to."
-    predictions = predict(model, sampler, batches, batch_size)
+    predictions = ask_batches(model, sampler, batches, batch_size)
     words = _word_figures(predictions["mlm"], sampler) if "mlm" in predictions else {}
     return words | (_pair_figures(predictions["nsp"]) if "nsp" in predictions else {})
 

@@ -18,7 +18,7 @@ from .probes import Row, probe_tags
 from ..probing import TaggedText, tag_stories
 from .probes import probe_roles
 from ..data.stories import stories
-from ..data.tables import read_lines, read_rows
+from ..data.tables import read_rows
 from ..tokenizer import WordPieceTokenizer
 from ..weights import load_encoder
 
@@ -26,38 +26,20 @@ from ..weights import load_encoder
 __all__ = ['read_conllu', 'read_treebank', 'read_word_table', 'layer_names', 'probe_table', 'role_table', 'draw_layers',
            'draw_confusion', 'probe_checkpoint', 'probe_tables']
 
-# %% ../../nbs/reference/measure/probe_runs.ipynb #23607e3b
-def _conllu():
-    try: import conllu
-    except ImportError:
-        raise UserError("CoNLL-U files are read by the library conllu, which is not "
-                        "installed: pip install conllu.") from None
-    return conllu
-
-# %% ../../nbs/reference/measure/probe_runs.ipynb #aecd4aba
-def _column(sentence, column: str, path) -> tuple[list[str], list[str]]:
-    "The words and tags of a parsed sentence; lines like 2-3 and 8.1 are no words."
-    rows = [row for row in sentence if isinstance(row["id"], int)]
-    words, tags = ([row.get(name) for row in rows] for name in ("form", column))
-    if untagged := [word for word, tag in zip(words, tags) if tag in (None, "_")]:
-        raise UserError(f"The word {untagged[0]!r} of {path} has no {column}: give a "
-                        "file that is tagged throughout.")
-    return words, tags
-
 # %% ../../nbs/reference/measure/probe_runs.ipynb #2a24e441
 def read_conllu(
     path: str | Path,
     column: str = "upos",  # or "xpos", "deprel"
 ) -> TaggedText:
     "The words and tags of a CoNLL-U file; UserError where it is none."
-    conllu = _conllu()
-    try: sentences = conllu.parse("".join(read_lines(path)))
-    except conllu.exceptions.ParseException as problem:
-        raise UserError(f"{path} is not CoNLL-U ({problem}): each line has ten "
-                        "columns, tab between them.") from None
-    if not sentences: raise UserError(f"{path} holds no sentence: give another file.")
-    words, tags = zip(*(_column(sentence, column, path) for sentence in sentences))
-    return TaggedText(list(words), list(tags))
+    rows = list(read_rows(path, ["form", column]))
+    if not rows: raise UserError(f"{path} holds no sentence: give another file.")
+    words, tags = ([row[name].split("\t") for row in rows] for name in ("form", column))
+    pairs = zip(chain(*words), chain(*tags))
+    if untagged := next((word for word, tag in pairs if tag == "_"), None):
+        raise UserError(f"The word {untagged!r} of {path} has no {column}: give a "
+                        "file that is tagged throughout.")
+    return TaggedText(words, tags)
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #6e9b70cd
 def read_treebank(folder: str | Path) -> tuple[TaggedText, TaggedText]:

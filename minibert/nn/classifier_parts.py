@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..config import BertConfig
+from ..core.errors import UserError
 from ..encoder import ACTIVATIONS
 from ..model import BertModel
 from ..hub.families import find_family, resolve
@@ -22,18 +23,18 @@ __all__ = ['pool', 'sizes_of', 'make_encoder', 'ClassifierOutput', 'ClassifierCo
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #7df51177
 def pool(
     bert: BertModel,
-    pooling: str,  # "cls" or "mean"
+    pooling: str,  # "cls", "mean" or "none"
     input_ids: Tensor,  # (B, S)
     token_type_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
-) -> Tensor:  # (B, D)
-    "One vector a text: the pooler's of [CLS], or the mean over the real tokens."
-    if pooling == "mean":
+) -> Tensor:  # (B, D); with "none" (B, S, D)
+    "One vector a text, the pooler's or the mean over the real tokens; or one a token."
+    if pooling != "cls":
         states = bert(input_ids, token_type_ids, attention_mask).last_hidden_state
-        if attention_mask is None: return states.mean(1)
-        real = attention_mask[..., None].to(states.dtype)
+        if pooling == "none": return states
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        real = real[..., None].to(states.dtype)
         return (states * real).sum(1) / real.sum(1)
-    if pooling != "cls": raise ValueError(f"pooling is {pooling!r}: give cls or mean.")
     if hasattr(bert, "at"):  # it can leave the other positions out
         first = torch.zeros_like(input_ids[:, :1])
         states, pooled = bert.at(first, input_ids, token_type_ids, attention_mask)
@@ -64,40 +65,42 @@ class ClassifierOutput:
     "What BertClassifier returns, in Hugging Face's names."
 
     loss: Tensor | None  # the mean over the batch, where labels were given
-    logits: Tensor  # (B, L)
+    logits: Tensor  # (B, L), or (B, S, L) for tags
     losses: dict[str, Tensor]  # the same mean, "label"
 
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #f261f998
 @dataclass(frozen=True)
 class ClassifierConfig(BertConfig):
-    "A BERT's sizes, the labels, and how a text becomes one vector."
+    "A BERT's sizes, the labels, and which vectors the head reads."
 
-    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")
-    pooling: Literal["cls", "mean"] = "cls"
+    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # one alone: a number
+    pooling: Literal["cls", "mean", "none"] = "cls"  # none: a label for each token
     classifier_dropout: float | None = None  # None: hidden_dropout_prob
+
+    @property
+    def problem_type(self) -> str:
+        "What the head answers, in Hugging Face's words and by their rule."
+        return ("regression" if len(self.labels) == 1 else
+                "single_label_classification")
 
     @classmethod
     def from_dict(cls, values: dict) -> ClassifierConfig:
-        "A config from Hugging Face's names; ValueError for another kind of answer."
+        "A config from Hugging Face's names; UserError for another kind of answer."
         kind = values.get("problem_type")
         given = {str(k): name for k, name in (values.get("id2label") or {}).items()}
         numbers = [str(k) for k in range(len(given))]
         if given.keys() != set(numbers):
-            raise ValueError(f"id2label has the keys {', '.join(given)[:80]}: give 0, "
-                             "1 and so on, each once.")
+            raise UserError(f"id2label has the keys {', '.join(given)[:80]}: give 0, "
+                            "1 and so on, each once.")
         labels = tuple(given[k] for k in numbers) or cls.labels
-        if kind not in (None, "single_label_classification") or len(labels) < 2:
-            raise ValueError(
-                f"It does not choose one label of several (it has {len(labels)}, for "
-                f"{kind or 'a grade'}): give one that does.")
-        words = [str(name).strip() for name in labels]
-        if "" in words or len({*words}) < len(words):
-            raise ValueError(
-                f"id2label names the labels {', '.join(map(repr, words))[:80]}: give "
-                "each a name of its own.")
         own = {name: values.get(name) for name in ("pooling", "classifier_dropout")}
-        return cls(**asdict(BertConfig.from_dict(values)), labels=labels,
-                   **{name: value for name, value in own.items() if value is not None})
+        config = cls(**asdict(BertConfig.from_dict(values)), labels=labels,
+                     **{name: value for name, value in own.items()
+                        if value is not None})
+        if kind not in (None, config.problem_type):
+            raise UserError(f"Its problem_type is {kind}, with {len(labels)} labels: "
+                            "give a model of one label of several, or of one number.")
+        return config
 
     def to_dict(self) -> dict:
         "The fields in Hugging Face's names."
@@ -106,6 +109,6 @@ class ClassifierConfig(BertConfig):
         if self.model_type == "roformer":
             values |= dict(rotary_value=False, embedding_size=self.hidden_size)
         return values | dict(
-            problem_type="single_label_classification",
+            problem_type=self.problem_type,
             id2label={str(k): name for k, name in enumerate(self.labels)},
             label2id={name: k for k, name in enumerate(self.labels)})

@@ -214,6 +214,9 @@ class DistilBertTask(RobertaTask):
     def vocabulary(self, plan: DistilBertPlan, texts: Any) -> Any:
         "The teacher's."
         from minibert.text.foreign import open_tokenizer
+        if plan.model.cased or plan.model.strip_accents is not None:
+            raise UserError("cased and strip_accents are for a new vocabulary, and a "
+                            "student has its teacher's: leave them out.")
         return open_tokenizer(plan.model.teacher or COURSE)
 
     def config(self, plan: DistilBertPlan, vocab_size: int) -> Any:

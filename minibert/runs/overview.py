@@ -88,13 +88,13 @@ def _of_finetuning(folder: Path) -> dict:
     ended = _ended(folder, "figures.json")
     figures = read_json(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
+    main, plain = (figures.get(name) for name in ("main", "baseline"))
     return dict(
-        model="classifier", size=f"of {_near(options.run)}",
+        model=options.task, size=f"of {_near(options.run)}",
         dataset=_near(options.dataset), step=done, steps=steps,
         state=_state(folder, ended, done, "finetune"),
-        figure="accuracy" if ended else None,
-        value=figures["bert"]["accuracy"] if ended else None,
-        baseline=figures["bag_of_words"]["accuracy"] if ended else None,
+        figure=main, value=figures["bert"][main] if main else None,
+        baseline=figures[plain][main] if main else None,
         seconds=state.get("seconds"))
 
 # %% ../../nbs/reference/runs/overview.ipynb #f9718f1d

@@ -70,10 +70,15 @@ class ModelOptions:
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
     size: ModelSize | None = "tiny"  # up to base; or 3x192x3: layers, width, heads
     vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
+    cased: bool = False  # keep capitals: a fresh vocabulary learns Anna and anna apart
+    strip_accents: bool | None = None  # read ü as u (default: unless it's cased)
     dropout: Dropout = 0.0  # share of units dropped, in every place
     backend: Literal["torch"] = "torch"  # what computes
 
     def __post_init__(self):
+        if self.start and (self.cased or self.strip_accents is not None):
+            raise UserError("cased and strip_accents are for a new vocabulary, and this "
+                            f"run goes on with that of {self.start}: leave them out.")
         for name in STARTED:
             value = getattr(self, name, None)
             if self.start and value is not None:
@@ -168,12 +173,14 @@ class FinetuneConfig:
     run: Name  # a run's folder, or a model's name on the hub
     dataset: Name  # a CSV or TSV file, a data set's name on the hub, a local folder
     out: Name  # the folder of the result, a new one
+    task: Name = "classify"  # a label for each text, or another of the tasks
     name: Name | None = None  # the data set's configuration, as mrpc of glue
     text_column: Name = "text"  # the column that holds the text
     label_column: Name = "label"  # the column that holds the label
     text_pair_column: Name | None = None  # the second text, for tasks about two
     label_names: tuple[str, ...] = ()  # words for the labels 0, 1, ...
     validation_split: Name | None = None  # asked last; None: validation, or a tenth
+    test: Name | None = None  # a file that is asked last, instead of a split
     frozen: bool = False  # learn the classifier alone, not BERT
     pooling: Literal["auto", "cls", "mean"] = "auto"  # auto: mean if frozen, else cls
     share: Part = 1.0  # of the labelled texts
@@ -199,6 +206,9 @@ class FinetuneConfig:
         if self.dataset == "stories":
             raise UserError("The stories have no labels: give a table with a text and "
                             "a label in each row with --dataset.")
+        if self.test and self.validation_split:
+            raise UserError(f"The file {self.test} and the split "
+                            f"{self.validation_split} are to be asked last: give one.")
         if self.validation_split == "train":
             raise UserError("validation_split is 'train', and those are the texts that "
                             "are learned from: give another split, or leave it out.")

@@ -30,8 +30,8 @@ from ..train.checkpoints import only_run_in
 from ..weights import save_pretrained
 
 # %% auto #0
-__all__ = ['say_start', 'measure', 'warn_repeated', 'with_text', 'figure_rows', 'meaning', 'accuracy_rows', 'draw_curves',
-           'check_diverged', 'finish']
+__all__ = ['say_start', 'measure', 'warn_repeated', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
+           'finish']
 
 # %% ../../nbs/reference/runs/report.ipynb #728390ae
 def say_start(run: OpenedRun) -> None:
@@ -113,19 +113,6 @@ def meaning(task: Task, summary: dict) -> str:
     if beside is not None and summary[name] >= beside:
         lines.append("This model is not yet better than the unigram: train longer.")
     return "\n".join(f"  {line}" for line in lines)
-
-# %% ../../nbs/reference/runs/report.ipynb #c86d5889
-def accuracy_rows(figures: dict) -> list[tuple]:  # the first is the header
-    "A fine-tuned BERT's accuracy as rows of words, with its neighbours."
-    names = {"this model": "bert", "bag of words": "bag_of_words",
-             "commonest label": "majority"}
-    rows = [(f"on {figures['examples'][-1]:,} texts not learned from", "accuracy",
-             "95 % interval")]
-    for name, key in names.items():
-        low, high = figures[key]["interval"]
-        accuracy = figures[key]["accuracy"]
-        rows.append((name, f"{accuracy:.1%}", f"{low:.1%} to {high:.1%}"))
-    return rows
 
 # %% ../../nbs/reference/runs/report.ipynb #dd94a0c7
 def draw_curves(task: Task, lines: list[dict], summary: dict):

@@ -33,7 +33,7 @@ from ..evaluation import evaluate
 from ..hub.families import (
     family_of, find_family, reads, tokenizer_options)
 from ..hub.files import read_kind
-from .finetune import run_finetuning
+from ..tuning.finetune import run_finetuning
 from ..heads import BertForPreTraining
 from minibert.runs.plan import (
     FORMAT, FinetuneConfig, Plan, as_values, as_yaml, check_resumed,

@@ -59,8 +59,10 @@ class Task:
         from ..data.documents import sample_sentences
         from ..tokenizer import WordPieceTokenizer
         say("Learning the vocabulary ...")
+        model = plan.model
         return WordPieceTokenizer.train(
-            sample_sentences(texts), vocab_size=plan.model.vocab_size)
+            sample_sentences(texts), vocab_size=model.vocab_size,
+            lowercase=not model.cased, strip_accents=model.strip_accents)
 
     def fresh(self, run: Any) -> Any:  # a module
         "The model of a run before its first step."

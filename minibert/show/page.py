@@ -37,7 +37,7 @@ from ..model import attentions
 from ..nn.sampling import check_rows
 from ..pairs import PairSampler
 from ..runs.asking import began, learned, warn_unknown
-from ..runs.finetune import check_pair, classify
+from ..tuning.classify import check_pair, classify
 from .plots import show_curves, show_heads, show_matrix, show_sheet
 from ..t5 import T5ForConditionalGeneration, generate_from
 from ..text.foreign import open_tokenizer

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from .files import read_tokenizer, read_vocab, write_tokenizer
 from .vocabulary import count_words, first_pieces, learn_pieces, number_pieces
 
 # %% auto #0
-__all__ = ['match_pieces', 'fit_lengths', 'keep_lengths', 'place_pieces', 'lay_out', 'pad_rows', 'as_items', 'WordPieceTokenizer']
+__all__ = ['match_pieces', 'fit_lengths', 'keep_lengths', 'place_pieces', 'cut_windows', 'lay_out', 'pad_rows', 'as_items',
+           'WordPieceTokenizer']
 
 # %% ../../nbs/reference/text/wordpiece.ipynb #bd861e38
 def match_pieces(
@@ -109,6 +110,18 @@ def _placed(part, before, tokenizer):
             start = end
 
 # %% ../../nbs/reference/text/wordpiece.ipynb #692a123b
+def cut_windows(
+    length: int,  # pieces of a text
+    room: int,  # pieces that fit
+    stride: int = 0,  # of which so many are the last of the window before
+) -> list[slice]:
+    "A text's windows, from left to right; one alone where all of it fits."
+    if length <= room: return [slice(0, length)]
+    assert stride < room, f"A stride of {stride} in a room of {room} never ends."
+    starts = range(0, length - stride, room - stride)
+    return [slice(start, min(start + room, length)) for start in starts]
+
+
 def lay_out(parts: list[list], cls, sep) -> list:
     "[CLS] first [SEP], then second [SEP] where there is one."
     return [cls, *chain.from_iterable([*part, sep] for part in parts)]
@@ -121,39 +134,65 @@ def pad_rows(
 ) -> list[dict[str, list]]:
     "The encodings padded with [PAD] to one length; the attention mask is 0 there."
     filler = dict(input_ids=pad_id, token_type_ids=0, attention_mask=0,
-                  offset_mapping=(0, 0))
+                  offset_mapping=(0, 0), word_ids=None, labels=-100)
     length = max(length, *(len(row["input_ids"]) for row in rows))
     return [{name: column + [filler[name]] * (length - len(column))
              for name, column in row.items()} for row in rows]
 
 # %% ../../nbs/reference/text/wordpiece.ipynb #a1bebd83
+_FRAMES = dict(offset_mapping=[(0, 0)] * 2, word_ids=[None] * 2)
+
+
+def _read(tokenizer, text: str | list[str], return_offsets: bool) -> dict[str, list]:
+    "A text's ids, with each one's place and, in a list of words, its word."
+    if isinstance(text, str):
+        columns = dict(input_ids=tokenizer.ids(text))
+        if not return_offsets: return columns
+        places = [place for _, place in place_pieces(text, tokenizer)]
+        return columns | dict(offset_mapping=places)
+    words = [_read(tokenizer, word, return_offsets) for word in text]
+    columns = {name: [x for word in words for x in word[name]]
+               for name in _read(tokenizer, "", return_offsets)}
+    numbers = [k for k, word in enumerate(words) for _ in word["input_ids"]]
+    return columns | dict(word_ids=numbers)
+
+
+def _row(tokenizer, parts: list[dict[str, list]]) -> dict[str, list]:
+    "One BERT input of the columns of one text or two, already cut."
+    frames = _FRAMES | dict(input_ids=(tokenizer.cls_id, tokenizer.sep_id))
+    row = {name: lay_out([part[name] for part in parts], *frames[name])
+           for name in parts[0]}
+    S, first = len(row["input_ids"]), len(parts[0]["input_ids"]) + 2
+    return dict(input_ids=row["input_ids"],
+                token_type_ids=[0] * first + [1] * (S - first),
+                attention_mask=[1] * S) | row
+
+
 def _encode(
     tokenizer: WordPieceTokenizer,
-    texts: list[str],  # one, or a pair
+    texts: list,  # one, or a pair, each a text or its words
     max_length: int,
     truncation: str | bool = "longest_first",
     return_offsets: bool = False,
-) -> dict[str, list]:  # rows of S values
-    "One BERT input: ids, token types, mask, and each token's place if asked for."
-    parts = [tokenizer.ids(text) for text in texts]
-    keep = keep_lengths(parts, max_length, truncation)
-    parts = [part[:n] for part, n in zip(parts, keep)]
-    ids = lay_out(parts, tokenizer.cls_id, tokenizer.sep_id)
-    second = len(ids) - len(parts[0]) - 2
-    rows = dict(input_ids=ids, token_type_ids=[0] * (len(ids) - second) + [1] * second,
-                attention_mask=[1] * len(ids))
-    if return_offsets:
-        places = [[place for _, place in place_pieces(text, tokenizer)]
-                  for text in texts]
-        places = [part[:n] for part, n in zip(places, keep)]
-        rows["offset_mapping"] = lay_out(places, (0, 0), (0, 0))
-    return rows
+    stride: int | None = None,  # None: what doesn't fit is left out
+) -> list[dict[str, list]]:  # one input; with a stride, one for each window
+    "BERT inputs: ids, token types, mask, and what else is asked of each token."
+    parts = [_read(tokenizer, text, return_offsets) for text in texts]
+    keep = keep_lengths([part["input_ids"] for part in parts], max_length, truncation)
+    windows = [[slice(0, n)] if stride is None else
+               cut_windows(len(part["input_ids"]), n, stride)
+               for part, n in zip(parts, keep)]
+    found, n = [*product(*windows)], len(windows[-1]) if len(parts) == 2 else 1
+    return [_row(tokenizer, [{name: column[place] for name, column in part.items()}
+                             for part, place in zip(parts, places)])
+            for places in (found[0], *found[n:], *found[1:n])]  # as in the library
 
 # %% ../../nbs/reference/text/wordpiece.ipynb #2fc1b755
-def as_items(batch: Iterable) -> list[list[str]]:
-    "Each item of a batch as a list of one text or two."
+def as_items(batch: Iterable, words: bool = False) -> list[list]:
+    "Each item of a batch as a list of one text or two; with `words`, of their words."
     assert not isinstance(batch, str), "The batch is one text: give a list."
-    items = [list(x) if isinstance(x, list | tuple) else [x] for x in batch]
+    def is_text(x): return isinstance(x[0] if words and x else x, str) or x == []
+    items = [[x] if is_text(x) else list(x) for x in batch]
     assert items and all(len(item) in (1, 2) for item in items), "Give texts, or pairs."
     return items
 
@@ -232,21 +271,29 @@ class WordPieceTokenizer:
 
     def encode_batch(
         self,
-        batch: Iterable,  # texts, or pairs of texts
+        batch: Iterable,  # texts, or pairs of texts; see `is_split_into_words`
         *,
         max_length: int | None = None,  # tokens kept; None: the tokenizer's own
         truncation: str | bool = "longest_first",  # "only_first", "only_second", False
         padding: str | bool = True,  # or "longest", "max_length", "do_not_pad", False
         return_offsets: bool = False,  # offset_mapping: (start, end) in each text
+        is_split_into_words: bool = False,  # a text is a list of words; gives word_ids
+        return_overflowing_tokens: bool = False,  # rows for the rest of a text, too
+        stride: int = 0,  # tokens that such a row shares with the one before
         return_tensors: str | None = None,  # "pt"
     ) -> dict:  # B rows of S values under each name
         "[CLS] text [SEP] pair [SEP] for each item, cut and padded to one length."
         most = self.max_length if max_length is None else max_length
-        rows = [_encode(self, item, most, truncation, return_offsets)
-                for item in as_items(batch)]
+        stride = stride if return_overflowing_tokens else None
+        found = [_encode(self, item, most, truncation, return_offsets, stride)
+                 for item in as_items(batch, is_split_into_words)]
+        rows = list(chain.from_iterable(found))
         length = _PADDING[padding]
         if length is not None: rows = pad_rows(rows, self.pad_id, length * most)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
+        if return_overflowing_tokens:
+            columns["overflow_to_sample_mapping"] = [
+                k for k, own in enumerate(found) for _ in own]
         if return_tensors is None: return columns
         import torch
 

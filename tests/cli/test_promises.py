@@ -25,7 +25,7 @@ def home(first_run, classifier, tmp_path_factory):
     home = tmp_path_factory.mktemp("promises")
     for name, source in (("run", first_run), ("other", first_run), ("stopped", first_run), ("c", classifier)): shutil.copytree(source, home / name)
     files = {"films.csv": FILMS, "empty.txt": "", "small.txt": "One line.", "steps.yaml": "stps: 7\n", "type.yaml": "steps: many\n",
-             "prose.yaml": "no options", "columns.csv": "words,kind\na,b\n", "wide.csv": "text,label\na,b\nc,d,e\n", "one.csv": "text,label\n" + "a film,good\n" * 9,
+             "prose.yaml": "no options", "columns.csv": "words,kind\na,b\n", "wide.csv": "text,label\na,b\nc,d,e\n", "words.bio": "a b\nc\n", "one.csv": "text,label\n" + "a film,good\n" * 9,
              "pickled/config.json": (first_run / "config.json").read_text()}
     for name, text in files.items():
         (home / name).parent.mkdir(exist_ok=True)
@@ -55,6 +55,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a model that there isn't": ("pretrain --model brt", "brt"),
     "a missing argument": ("evaluate", "RUN"),
     "a new size beside a start": ("pretrain --start run --size mini", "size"),
+    "a new vocabulary beside a start": ("pretrain --start run --cased", "cased"),
     "shares that are too large": ("pretrain --schedule trapezoid --warmup 0.6 --cooldown 0.6", "cooldown"),
     "more parts than a batch has": ("pretrain --batch-size 4 --gradient-accumulation-steps 8", "gradient_accumulation_steps"),
     "NumPy has no Muon": ("pretrain --backend numpy --optimizer muon", "optimizer"),
@@ -64,6 +65,9 @@ ROWS = {  # the mistake: the words, what the sentence names
     "nothing to learn from": ("finetune", "--dataset"),
     "stories without labels": ("finetune run --dataset stories", "stories"),
     "one column for two things": ("finetune run --dataset films.csv --label-column text", "text"),
+    "a task that there isn't": ("finetune run --dataset films.csv --task sort", "--task is sort"),
+    "another task's option": ("finetune run --dataset films.csv --task tag --pooling mean", "--pooling"),
+    "a file and a split": ("finetune run --dataset films.csv --test films.csv --validation-split test", "films.csv"),
     "too little room": ("finetune run --dataset films.csv --length 999", "999"),
     # files
     "no file of options": ("pretrain --config no.yaml", "no.yaml"),
@@ -77,10 +81,15 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a column that is not there": ("finetune run --dataset columns.csv", "text"),
     "a row with too many cells": ("finetune run --dataset wide.csv", "wide.csv"),
     "one label alone": ("finetune run --dataset one.csv", "one.csv"),
+    "a label that is no number": ("finetune run --dataset films.csv --task regress", "Row 1"),
+    "a word without a tag": ("finetune run --dataset words.bio --task tag", "words.bio"),
+    "answers of no known kind": ("predict c films.csv --out answers.xlsx", "answers.xlsx"),
+    "vectors of no known kind": ("embed run films.csv --out vectors.csv", "vectors.csv"),
     # checkpoints
     "no run": ("evaluate nowhere", "nowhere"),
     "a classifier is no run": ("evaluate c", "classifier"),
     "a run is no classifier": ("classify run text", "run"),
+    "a run has no task": ("predict run films.csv", "run"),
     "a BERT doesn't write": ("generate run text", "run"),
     "a model of another family": ("fill-mask foreign [MASK]", "foreign"),
     "weights that are missing": ("fill-mask missing [MASK]", "missing"),
@@ -95,6 +104,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a resume of a classifier with other options": ("finetune --resume c --seed 3", "--seed was 0 and is 3"),
     "a resume of no run": ("pretrain --resume nowhere", "nowhere"),
     # questions
+    "a file instead of a text": ("classify c films.csv", "films.csv"),
     "a text without [MASK]": ("fill-mask run text", "[MASK]"),
     "a text that is too long": (("fill-mask", "run", "[MASK] " * 99), "32"),
     "a pair for a classifier of texts": ("classify c text --pair text", "--pair"),

@@ -47,7 +47,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "text.cleaning": "tokenizer",
     "text.files": "tokenizer",
     "text.vocabulary": "tokenizer",
-    "text.wordpiece": "tokenizer",
+    "text.wordpiece": "tokenizer words",
     "text.foreign": "other_checkpoints",
     "embeddings": "models model",
     "nn.rotary": "attention models",
@@ -93,6 +93,9 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "nn.variants": "variants",
     "runs.variants": "variant_runs",
     "show.page": "other_checkpoints",
+    "tuning.tag": "tasks",
+    "tuning.regress": "tasks",
+    "tuning.predict": "predict",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert
