@@ -17,8 +17,7 @@ from .baselines import Known, count_pieces, masked_baselines
 from ..core.precision import check_finite, evaluating
 
 # %% auto #0
-__all__ = ['predict', 'Predictions', 'ask_batches', 'word_perplexity', 'word_pieces', 'pretraining_figures',
-           'PretrainingExamples']
+__all__ = ['Predictions', 'ask_batches', 'word_perplexity', 'word_pieces', 'pretraining_figures', 'PretrainingExamples']
 
 # %% ../../nbs/reference/measure/predictions.ipynb #f6407617
 @dataclass(frozen=True)
@@ -93,9 +92,6 @@ def ask_batches(
                  for n in range(batches)]
     return {name: Predictions.joined([part[name] for part in parts])
             for name in parts[0]}
-
-
-predict = ask_batches  # as chapter 11 calls it
 
 # %% ../../nbs/reference/measure/predictions.ipynb #dcc11682
 def word_perplexity(

@@ -77,8 +77,9 @@ class ModelOptions:
 
     def __post_init__(self):
         if self.start and (self.cased or self.strip_accents is not None):
-            raise UserError("cased and strip_accents are for a new vocabulary, and this "
-                            f"run goes on with that of {self.start}: leave them out.")
+            raise UserError("cased and strip_accents are for a new vocabulary, and "
+                            f"this run goes on with that of {self.start}: leave "
+                            "them out.")
         for name in STARTED:
             value = getattr(self, name, None)
             if self.start and value is not None:
