@@ -152,8 +152,8 @@ TASKS = {
     "albert": "minibert.runs.descendants:ALBERT",
     "distilbert": "minibert.runs.descendants:DISTILBERT",
     "electra": "minibert.runs.descendants:ELECTRA",
-    "deberta": "minibert.runs.new_layers:DEBERTA",
-    "modernbert": "minibert.runs.new_layers:MODERNBERT",
+    "deberta": "minibert.runs.descendants:DEBERTA",
+    "modernbert": "minibert.runs.descendants:MODERNBERT",
     "variant": "minibert.runs.variants:VARIANT",
 }
 
