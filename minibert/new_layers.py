@@ -27,12 +27,12 @@ __all__ = ['ModernBertAttention', 'ModernBertLayer', 'near_mask', 'ModernBertEnc
 
 # %% ../nbs/22b_new_layers.ipynb #1d967b25
 class ModernBertAttention(FastAttention):
-    "Rotary attention whose planes join coordinate j with j + K/2."
+    "Rotary attention whose planes pair coordinate j with j + K/2."
 
     base = 10000.0  # of the angles
 
     def turned(self, q, k):
-        "Both in another order first, the same for both: no score knows."
+        "Reorder both the same way, which changes no score, then turn."
         q, k = (part.unflatten(-1, (2, -1)).mT.flatten(-2) for part in (q, k))
         return turn(q, k, base=self.base)
 
@@ -134,7 +134,7 @@ def log_buckets(
 
 # %% ../nbs/22b_new_layers.ipynb #95272125
 class DebertaAttention(MultiHeadAttention):
-    "Scores of parts: content to content, to a distance, and from a distance."
+    "Scores in parts: content to content, to a distance, and from a distance."
 
     def __init__(self, config: DebertaConfig):
         super().__init__(config)

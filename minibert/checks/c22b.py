@@ -53,7 +53,7 @@ TURN = Exercise(
     "22b.1", "complete", "turn a head",
     reference=_turn_halves, variants=(_complex_halves,), probes=_probes_1,
     wrong=(
-        Wrong("Your planes join neighbours, as RoFormer's do: here, coordinate j goes with "
+        Wrong("Your planes pair neighbours, as RoFormer's do: here, coordinate j goes with "
               "j + K/2.", answer=_neighbours),
         Wrong("You turn the other way round: the first half is a cos - b sin, the second "
               "b cos + a sin.",
@@ -140,7 +140,7 @@ PARTS = Exercise(
     ),
     hints=(
         "Which vector of the table meets query 2 when it looks at key 0?",
-        "Reread [Scores of three parts](22b_new_layers.ipynb#Scores-of-three-parts): which "
+        "Reread [Scores in three parts](22b_new_layers.ipynb#Scores-in-three-parts): which "
         "vectors meet in each of the three products?",
         "A skeleton:\n"
         "def three_parts(q, k, key_table, query_table, rows):\n"
@@ -177,6 +177,6 @@ GATE = Experiment(
         "runs = [tuple(train(kind(config, seeded(seed, 1)), seed, 300)\n"
         "              for kind, config in kinds) for seed in range(5)]\n"
         "interval = mean_interval(changed - as_it_is for as_it_is, changed in runs)\n"
-        "verdict = ...  # does the interval hold 0?",
+        "verdict = ...  # does the interval contain 0?",
     ),
 )

@@ -1,8 +1,10 @@
 """DeBERTa and ModernBERT, equal to Hugging Face's: states, probs, logits, loss, every gradient, files; and what must change nothing."""
 import json
+import math
 import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib.resources import files
 from unittest.mock import patch
 
 import pytest
@@ -16,13 +18,17 @@ from hypothesis import strategies as st
 
 from minibert.config import BertConfig
 from minibert.core.errors import UserError
+from minibert.data.stories import stories
+from minibert.encoder import FeedForward
 from minibert.hub.families import family_of, into_theirs, unroll
 from minibert.hub.files import read_sizes
 from minibert.hub.sizes import DebertaConfig, ModernBertConfig
 from minibert.model import attentions
 from minibert.new_layers import DebertaForMaskedLM, ModernBertForMaskedLM, log_buckets
+from minibert.nn.block import GatedFeedForward
 from minibert.nn.packing import PackedModernBertForMaskedLM
 from minibert.parity import assert_same, randomise_, reference_batch
+from minibert.runs.course import open_course
 from minibert.weights import from_hf, load_pretrained, save_pretrained, to_hf
 
 TOL = 1e-9
@@ -330,3 +336,52 @@ def test_the_published_sizes():
         theirs = hf.DebertaV2ForMaskedLM(hf.DebertaV2Config(**DebertaConfig().to_dict())).num_parameters()
         their_modern = hf.ModernBertForMaskedLM(hf.ModernBertConfig()).num_parameters()
     assert (deberta, modern) == (theirs, their_modern)
+
+
+# --- what chapter 22b says in numbers ---
+
+
+def the_measured(name): return json.loads((files("minibert") / "measured" / f"{name}.json").read_text())
+
+
+def test_the_losses_by_position_are_as_the_chapter_says():
+    runs = {name: [run for run in the_measured("new_layers") if (run["model"], run["steps"]) == (name, steps)]
+            for name, steps in (("bert", 2400), ("deberta", 300), ("modernbert", 300))}
+    at_the_line = {name: [round(loss, 1) for loss in of[0]["by_position"][5:7]] for name, of in runs.items()}
+    assert at_the_line == dict(bert=[1.9, 8.5], deberta=[1.3, 1.6], modernbert=[2.1, 2.5])
+    assert round(runs["bert"][0]["by_position"][4], 1) == 1.1
+    for run in runs["deberta"] + runs["modernbert"]:  # lowest in the fourth eight, so they rise from about 30 on
+        assert min(run["by_position"]) == run["by_position"][3]
+    short = next(run for run in the_measured("new_layers") if run["model"] == "bert")
+    assert [round(loss, 1) for loss in short["by_position"][5:7]] == [4.5, 4.8]
+
+
+def test_the_sizes_and_times_are_as_the_chapter_says():
+    found = {name: [run for run in the_measured("new_layers") if run["model"] == name] for name in ("bert", "deberta", "modernbert")}
+    tables, heads = 128 * 64 + 2 * 64 - (2 * 16 * 64 + 2 * 64), 64 * 65 + 2 * 65
+    assert found["bert"][0]["parameters"] - found["deberta"][0]["parameters"] == tables + heads
+    times = {name: [run["seconds_a_step"] for run in runs] for name, runs in found.items()}
+    assert min(times["deberta"]) > max(times["bert"] + times["modernbert"])
+    packed = the_measured("packing")
+    assert [round(row["ratio"], 1) for row in packed] == [0.8, 1.3, 2.6, 1.0, 1.3]
+    assert [round(100 - 100 / row["tokens"]) for row in packed[1:3]] == [43, 59]
+
+
+def test_distances_and_stories_are_as_long_as_the_chapter_says():
+    rows = log_buckets(torch.arange(92), 16, 128)
+    assert (rows == rows[47]).nonzero().flatten().tolist() == [*range(39, 58)]
+    _, tokenizer = open_course()
+    assert max(len(tokenizer.ids(story.text)) for story in stories(700, split="validation")) == 92
+
+
+def test_only_a_gate_makes_a_product():
+    config = BertConfig(hidden_size=2, num_attention_heads=1)
+    far = 1e6 * torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    for kind, factor in ((FeedForward, 2), (GatedFeedForward, 4)):
+        layer = kind(config)
+        assert (layer(2 * far) - factor * layer(far)).abs().max() < 1e-3 * layer(far).abs().max()
+
+
+def test_the_third_hand_is_almost_back_and_only_the_last_is_slow():
+    angles = [64 * 100 ** (-plane / 4) for plane in range(4)]
+    assert 6 < math.tau < 7 and 0 < angles[2] - math.tau < 0.2 and angles[3] < math.pi < angles[2]
