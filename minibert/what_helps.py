@@ -52,7 +52,7 @@ class Rule(torch.optim.Optimizer):
 
 # %% ../nbs/23_what_helps.ipynb #b852abf3
 class SGD(Rule):
-    "SGD with momentum (Polyak 1964), counted as PyTorch counts it."
+    "SGD with momentum (Polyak 1964), as PyTorch defines it."
 
     keeps, numbers = ("m",), dict(momentum=0.9)
 
@@ -149,10 +149,11 @@ class Choose(Callback):
     everywhere = True  # in each process, if there are several
 
     def __init__(self, optimizer: str = "adamw", schedule: str = "linear"):
-        self.kind, self.schedule = OPTIMIZERS.get(optimizer), SCHEDULES.get(schedule)
+        self.kind = dict(OPTIMIZERS, adamw=None, muon=None)[optimizer]  # None: its own
+        self.schedule = dict(SCHEDULES, linear=None, trapezoid=None)[schedule]
 
     def begin(self, run: Run) -> None:
-        "Exchange them before the first step; the groups and their decays stay."
+        "Replace them before the first step; the groups and their decays stay."
         if self.schedule: run.schedule = self.schedule
         if not self.kind: return
         groups = [dict(params=group["params"], weight_decay=group["weight_decay"])

@@ -129,3 +129,29 @@ def test_the_command_trains_with_it_and_goes_on_bit_for_bit(name, tmp_path):
 
 def test_a_schedule_that_minutes_cannot_follow_is_refused():
     assert "cosine" in refused("pretrain", "--minutes", 1, "--schedule", "cosine")
+
+
+def test_without_a_warmup_the_cosine_is_pytorchs():
+    sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 50)
+    for step in range(50):
+        assert cosine_at(step, TrainingConfig(steps=50, warmup=0.0)) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-12)
+        sgd.step()
+        theirs.step()
+
+
+def test_sophias_estimate_is_on_average_the_diagonal():
+    "Of a softmax's curvature, p (1 - p), whatever the number of answers."
+    theta = nn.Parameter(torch.randn(5, generator=seeded(1), dtype=torch.float64))
+    probs, sophia, seen = theta.detach().softmax(0), Sophia([theta], lr=0.0, betas=(0.0, 0.0)), []
+    for seed in range(1000):
+        drawn = torch.multinomial(probs, 8, replacement=True, generator=seeded(2, seed))
+        sophia.look(nn.functional.cross_entropy(theta.expand(8, 5), drawn), 8)
+        seen.append(sophia.memory(theta)["h"].clone())
+    seen = torch.stack(seen)
+    assert ((seen.mean(0) - probs * (1 - probs)).abs() < 5 * seen.std(0) / 1000**0.5).all()
+
+
+def test_a_name_that_nobody_knows_is_not_taken_for_adamw():
+    for names in (["loin"], ["lion", "cosin"]):
+        with pytest.raises(KeyError): Choose(*names)

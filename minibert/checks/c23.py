@@ -294,25 +294,26 @@ LION = Experiment(
 rates = dict(adamw=(0.0025, 0.01, 0.04), lion=(0.0015, 0.006, 0.024))
 best = {name: min(tried, key=lambda rate: try_rate(name, rate, 0))
         for name, tried in rates.items()}
-runs = [(try_rate("adamw", best["adamw"], seed), try_rate("lion", best["lion"], seed))
+runs = [(try_rate("lion", best["lion"], seed), try_rate("adamw", best["adamw"], seed))
         for seed in (1, 2, 3)]
-interval = mean_interval(lion - adamw for adamw, lion in runs)
+interval = mean_interval(adamw - lion for lion, adamw in runs)
 ''',
-    runs=((0.802, 0.813), (0.819, 0.791), (0.796, 0.788)),
+    better="higher",  # the interval is that of a gain
+    runs=((0.813, 0.802), (0.791, 0.819), (0.788, 0.796)),
     wrong=(
         Wrong("Your AdamW runs at 0.0025, which wasn't its best rate on seed 0: against a base "
               "that nobody tuned, almost anything would help.",
-              answer=((1.515, 0.813), (1.568, 0.791), (1.536, 0.788)),
-              also=(((1.515, 1.619), (1.568, 1.67), (1.536, 1.636)),)),
+              answer=((0.813, 1.515), (0.791, 1.568), (0.788, 1.536)),
+              also=(((1.619, 1.515), (1.67, 1.568), (1.636, 1.536)),)),
         Wrong("Your Lion runs at 0.0015, which wasn't its best rate on seed 0: a change gets as "
               "fair a try as the base.",
-              answer=((0.802, 1.619), (0.819, 1.67), (0.796, 1.636))),
+              answer=((1.619, 0.802), (1.67, 0.819), (1.636, 0.796))),
         Wrong("Your Lion runs at 0.001, a tenth of AdamW's best rate. A rule of thumb is no "
               "substitute for trying: choose it on seed 0.",
-              answer=((0.802, 2.208), (0.819, 2.246), (0.796, 2.251))),
+              answer=((2.208, 0.802), (2.246, 0.819), (2.251, 0.796))),
         Wrong("Your Lion runs at 0.024, where it hardly learns more than how common each word "
               "is: on seed 0, its middle rate had a far lower loss.",
-              answer=((0.802, 3.834), (0.819, 3.835), (0.796, 3.454))),
+              answer=((3.834, 0.802), (3.835, 0.819), (3.454, 0.796))),
     ),
     hints=(
         "How many runs does seed 0 need, and how many do seeds 1 to 3?",
@@ -321,12 +322,12 @@ interval = mean_interval(lion - adamw for adamw, lion in runs)
         "A skeleton:\n"
         "rates = dict(adamw=(0.0025, 0.01, 0.04), lion=(0.0015, 0.006, 0.024))\n"
         "best = {name: min(tried, key=lambda rate: ...) for name, tried in rates.items()}\n"
-        "runs = [tuple(try_rate(name, best[name], seed) for name in best)\n"
+        "runs = [(try_rate(\"lion\", best[\"lion\"], seed), ...)\n"
         "        for seed in (1, 2, 3)]\n"
-        "interval = mean_interval(lion - adamw for adamw, lion in runs)\n"
+        "interval = mean_interval(adamw - lion for lion, adamw in runs)\n"
         "verdict = ...  # does the interval hold 0?\n",
     ),
-    note="Twelve seeds see more: -0.011 (-0.019 to -0.003), so Lion ends a hundredth of a nat "
+    note="Twelve seeds see more: +0.011 (+0.003 to +0.019), so Lion ends a hundredth of a nat "
          "lower. A finer choice of AdamW's rate may be worth as much. And AdamW at its lowest "
          "rate would have made Lion better by 0.74.",
 )

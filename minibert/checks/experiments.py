@@ -94,7 +94,7 @@ class Experiment(Exercise):
         pairs, course = _pairs(runs), _pairs(self.runs)
         if pairs is None:
             return say("error", "`runs` is a list of three pairs or more, one for each seed: "
-                                "the result as it is, and the one with the change.")
+                                "two results, in the task's order.")
         if not np.isfinite(pairs).all():
             return say("wrong", "One of your results is nan or infinite: a run diverged.")
         if not _differences(pairs).any():
@@ -123,8 +123,8 @@ class Experiment(Exercise):
                    f"{changes.std(ddof=1):.2g}")
         if not low <= mean <= high:
             if low <= -mean <= high:
-                return say("wrong", "Your interval is that of as-it-is minus changed: take "
-                                    "changed minus as-it-is.")
+                return say("wrong", "Your interval has the wrong sign: take the second of "
+                                    "each pair minus the first.")
             return say("wrong", f"{numbers}: an interval of the mean holds the mean.")
         # the narrowest that is right is a bootstrap's of n values
         narrow = 0.85 * 1.96 * (n - 1)**0.5 / n * changes.std(ddof=1) / half
