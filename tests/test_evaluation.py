@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from minibert.measure.predictions import (
-    Predictions, predict, word_perplexity, word_pieces)
+    Predictions, ask_batches, word_perplexity, word_pieces)
 from minibert.measure.baselines import (
     Bigrams, accuracy_bound, bigram_baseline, chosen_tokens, count_bigrams,
     count_pieces, unigram_baseline)
@@ -131,8 +131,8 @@ def test_tokens_are_weighted_and_batches_are_not(bert, sampler):
 
 
 def test_the_questions_do_not_depend_on_the_model(bert, sampler):
-    one = predict(bert, sampler, 3, 8)
-    other = predict(Fake(sampler.tokenizer.vocab_size, lambda y: y), sampler, 3, 8)
+    one = ask_batches(bert, sampler, 3, 8)
+    other = ask_batches(Fake(sampler.tokenizer.vocab_size, lambda y: y), sampler, 3, 8)
     for name in ("mlm", "nsp"):
         assert np.array_equal(one[name].label, other[name].label) and np.array_equal(one[name].row, other[name].row)
     chosen = chosen_tokens(sampler, 3, 8)
@@ -140,7 +140,7 @@ def test_the_questions_do_not_depend_on_the_model(bert, sampler):
 
 
 def test_columns_are_what_the_batch_shows(bert, sampler):
-    words, chosen, batch = predict(bert, sampler, 1, 8)["mlm"], chosen_tokens(sampler, 1, 8), sampler.batch(0, 8)
+    words, chosen, batch = ask_batches(bert, sampler, 1, 8)["mlm"], chosen_tokens(sampler, 1, 8), sampler.batch(0, 8)
     k = 0
     for i, row in enumerate(batch["labels"].tolist()):
         for j, label in enumerate(row):
@@ -327,7 +327,7 @@ def test_who_asks_about_words_gets_no_figure_of_pairs(bert, sampler, train):
     full = evaluate_pretraining(bert, sampler, batches=2, batch_size=8, counts=count_pieces(train))
     words = evaluate_pretraining(bert, asking(sampler, "mlm"), batches=2, batch_size=8, counts=count_pieces(train))
     assert [*words] == [name for name in full if not name.startswith("nsp_")]
-    assert list(predict(bert, asking(sampler, "mlm"), 1, 4)) == ["mlm"]
+    assert list(ask_batches(bert, asking(sampler, "mlm"), 1, 4)) == ["mlm"]
 
 
 def test_who_asks_about_pairs_gets_no_figure_of_words(bert, sampler, train):
