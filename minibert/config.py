@@ -51,7 +51,7 @@ class BertConfig:
     @classmethod
     def preset(cls, size: str | tuple = "base", **changes) -> BertConfig:
         "A size by name (`tiny` to `base`) or as (L, D, H), with any field changed."
-        layers, D, H = SIZES.get(size, size)
+        layers, D, H = SIZES[size] if isinstance(size, str) else size
         sizes = dict(num_hidden_layers=layers, hidden_size=D, num_attention_heads=H)
         return cls(**sizes | dict(intermediate_size=4 * D) | changes)
 

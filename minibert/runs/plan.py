@@ -71,7 +71,7 @@ class ModelOptions:
     size: ModelSize | None = "tiny"  # up to base; or 3x192x3: layers, width, heads
     vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
     cased: bool = False  # keep capitals: a fresh vocabulary learns Anna and anna apart
-    strip_accents: bool | None = None  # read ü as u (default: unless it's cased)
+    strip_accents: bool | None = None  # drop accents (default: unless cased)
     dropout: Dropout = 0.0  # share of units dropped, in every place
     backend: Literal["torch"] = "torch"  # what computes
 
