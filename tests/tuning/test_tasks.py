@@ -141,6 +141,13 @@ def test_the_unit_of_the_numbers_does_not_matter(home):
     assert large["bert"]["pearson"] == pytest.approx(small["bert"]["pearson"], abs=0.03)  # float32 rounds otherwise, and training amplifies it
 
 
+def test_the_test_set_is_scaled_by_the_training_set(home):
+    train, _, test = read_parts(finetuning_task("regress"), options(home, "regress"))
+    mean, std = train.scale
+    sampler = NumberSampler(test, tokenizer_of(home / "bert"), 24)
+    assert test.scale == train.scale and sampler.labels == pytest.approx((test.labels - mean) / std, rel=1e-5)
+
+
 def test_what_is_no_number_is_named(home):
     for cell in ("many", "nan", "inf", ""):
         (home / "bad.csv").write_text(f"text,length\na,1\nb,{cell}\nc,3\n")
