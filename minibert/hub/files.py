@@ -69,7 +69,7 @@ def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # 
     return replace(config, tie_word_embeddings=tied)
 
 # %% ../../nbs/reference/hub/files.ipynb #aaa60c62
-_BROKEN = SafetensorError, RuntimeError, EOFError, KeyError, ValueError, OSError
+_BROKEN = SafetensorError, RuntimeError, EOFError, LookupError, ValueError, OSError
 
 
 def load_tensors(path: str | Path) -> dict[str, Tensor]:
