@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import re
 import shutil
 import warnings
@@ -69,7 +70,8 @@ def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # 
     return replace(config, tie_word_embeddings=tied)
 
 # %% ../../nbs/reference/hub/files.ipynb #aaa60c62
-_BROKEN = SafetensorError, RuntimeError, EOFError, LookupError, ValueError, OSError
+_BROKEN = (SafetensorError, RuntimeError, EOFError, LookupError, ValueError, OSError,
+           struct.error)
 
 
 def load_tensors(path: str | Path) -> dict[str, Tensor]:
