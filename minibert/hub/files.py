@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import pickle
-import struct
 import re
 import shutil
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
