@@ -36,7 +36,7 @@ from ..what_helps import Choose
 # %% auto #0
 __all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_run', 'time_step', 'time_variants', 'equal_time',
            'Trial', 'list_trials', 'run_trial', 'judge_gain', 'read_result', 'best_rates', 'find_gains', 'gain_rows',
-           'run_plan']
+           'write_gains', 'run_plan']
 
 # %% ../../nbs/reference/runs/experiment.ipynb #7d1eaeb4
 RATES = 0.5, 1.0, 2.0  # times a variant's own learning rates
@@ -44,11 +44,15 @@ FIXED = {"dataset", "name", "text_column", "streaming", "model", "start", "vocab
          "length", "steps", "minutes", "seed", "out"}  # the same for all
 
 
+def _lines(values: object, place: str) -> dict:  # their names -> what they say
+    "The lines of a part of the file; UserError where it has none."
+    if isinstance(values, dict): return {str(k): value for k, value in values.items()}
+    raise UserError(f"{place} holds no options: write lines like 'batch_size: 64'.")
+
+
 def _options(values: object, place: str) -> dict:
     "A part of the file as options by their names."
-    if isinstance(values, dict):
-        return {str(name).replace("-", "_"): value for name, value in values.items()}
-    raise UserError(f"{place} holds no options: write lines like 'batch_size: 64'.")
+    return {k.replace("-", "_"): value for k, value in _lines(values, place).items()}
 
 
 def read_experiment(path: str | Path) -> dict[str, Plan]:
@@ -62,14 +66,13 @@ def read_experiment(path: str | Path) -> dict[str, Plan]:
     task = task_of(base.get("model", "bert"))
     base = task.implied("recipe", base.pop("recipe", None)) | base
     plans = dict(base=definite(with_values(task.plan(), base)))
-    _options(values["changes"], f"The part changes of {path}")  # may refuse
-    for name, own in values["changes"].items():
+    for name, own in _lines(values["changes"], f"The part changes of {path}").items():
         own = _options(own, f"The change {name} of {path}")
-        if name == "base" or not re.fullmatch(r"\w[\w .,%+-]*", str(name)):
+        if name == "base" or not re.fullmatch(r"\w[\w .,%+-]*", name):
             raise UserError(f"{path} has a change {name!r}: call it otherwise.")
         if fixed := sorted(FIXED & {*own}):
             raise UserError(f"In {path}, {name}: only the base can set {fixed[0]}.")
-        try: plans[str(name)] = with_values(plans["base"], own)
+        try: plans[name] = with_values(plans["base"], own)
         except UserError as problem:
             raise UserError(f"In {path}, {name}: {problem}") from None
     return plans
@@ -265,15 +268,27 @@ def _find_times(plans, text, folder) -> dict:
     return known
 
 
+def write_gains(found: list[dict], folder: Path) -> None:
+    "Write the table, all that is in it, and the forest plot."
+    from minibert.show.plots import show_intervals, write_figure
+    def finite(value): return not isinstance(value, float) or math.isfinite(value)
+    header, *rows = gain_rows(found)
+    table = header, ["---"] * len(header), *rows
+    write_whole(folder / "table.md", "".join(f"{' | '.join(r)}\n" for r in table))
+    write_whole(folder / "experiment.json", json.dumps(dict(
+        variants=[{key: value if finite(value) else None
+                   for key, value in row.items()} for row in found]), indent=1))
+    known = {row["name"]: (row["gain"], row["low"], row["high"])
+             for row in found if finite(row["gain"])}
+    write_figure(show_intervals(known, "gain over the base"), folder / "forest.png")
+
+
 def run_plan(
     path: str | Path, minutes: float | None = None, seeds: int = 3,
     out: str | None = None,  # a new folder, or that of the same plan (default: in runs)
 ) -> tuple[Path, list[dict]]:  # the folder; a dictionary for each variant
     "Train what a plan asks for, or what is left of it; then compare."
-    from minibert.show.plots import show_intervals, write_figure
     plans, folder = read_experiment(path), Path(out or f"runs/{Path(path).stem}")
-
-    def finite(value): return not isinstance(value, float) or math.isfinite(value)
 
     def results(trials: Iterator[Trial]) -> list[dict]:
         "What these runs reached, once they are there."
@@ -289,19 +304,9 @@ def run_plan(
         if minutes:
             times = _find_times(plans, text, folder)
             plans = equal_time(plans, times, minutes)
-        tried = results(list_trials(plans, [0], folder))
-        best = best_rates(tried)
-        judged = results(list_trials(plans, [*range(1, seeds + 1)], folder, best))
-        judged = judged or [row for row in tried if best[row["name"]] == row["factor"]]
-        found = find_gains(sorted(judged, key=lambda row: [*plans].index(row["name"])))
+        best = best_rates(results(list_trials(plans, [0], folder)))
+        judges = [*range(1, seeds + 1)] or [0]
+        found = find_gains(results(list_trials(plans, judges, folder, best)))
         for row in found: row.update(times.get(row["name"], {}))
-        header, *rows = gain_rows(found)
-        table = header, ["---"] * len(header), *rows
-        write_whole(folder / "table.md", "".join(f"{' | '.join(r)}\n" for r in table))
-        write_whole(folder / "experiment.json", json.dumps(dict(
-            variants=[{key: value if finite(value) else None
-                       for key, value in row.items()} for row in found]), indent=1))
-        known = {row["name"]: (row["gain"], row["low"], row["high"])
-                 for row in found if finite(row["gain"])}
-        write_figure(show_intervals(known, "gain over the base"), folder / "forest.png")
+        write_gains(found, folder)
     return folder, found

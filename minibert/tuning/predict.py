@@ -32,7 +32,8 @@ from .tasks import FinetuningTask, load_tuned, task_for
 from ..weights import load_encoder
 
 # %% auto #0
-__all__ = ['BLOCK', 'Row', 'predict', 'embed', 'read_texts', 'name_bad', 'blocks', 'whole_file', 'predict_file', 'embed_file']
+__all__ = ['BLOCK', 'Row', 'predict', 'embed', 'read_texts', 'name_bad', 'blocks', 'whole_place', 'whole_file', 'predict_file',
+           'embed_file']
 
 # %% ../../nbs/reference/tuning/predict.ipynb #f83b5fbe
 def _opened(name: Any, tokenizer: Any, load: Callable) -> tuple[Any, Any]:
@@ -129,16 +130,23 @@ def blocks(rows: Iterator) -> Iterator[tuple[list, list[int]]]:
 
 
 @contextmanager
+def whole_place(out: str) -> Iterator[Path]:
+    "A path to write to: what is there in the end becomes `out`, or nothing does."
+    temp = temp_path(check_free(out))
+    try:
+        yield temp
+        os.replace(temp, out)
+    finally: temp.unlink(missing_ok=True)
+
+
+@contextmanager
 def whole_file(out: str | None) -> Iterator[TextIO]:
     "A new file that is there whole or not at all; without a name, what is printed."
     if out is None:
         yield sys.stdout
         return
-    temp = temp_path(check_free(out))
-    try:
-        with open(temp, "w", encoding="utf-8", newline="") as file: yield file
-        os.replace(temp, out)
-    finally: temp.unlink(missing_ok=True)
+    with (whole_place(out) as temp,
+          open(temp, "w", encoding="utf-8", newline="") as file): yield file
 
 # %% ../../nbs/reference/tuning/predict.ipynb #a861f014
 _MARKS = {".csv": ",", ".tsv": "\t"}
@@ -208,14 +216,13 @@ def embed_file(
     if Path(out).suffix != ".npy" or path == "-":
         raise UserError(f"The vectors of {path} are to go to {out}: give a file, which "
                         "is read twice, and a name that ends in .npy.")
-    temp = temp_path(check_free(out))
-    bert = load_encoder(run).to(own_device())
-    check_weights(bert)
-    tokenizer, problems = WordPieceTokenizer.from_pretrained(run), []
-    count, done = sum(1 for _ in read_texts(path, [column])), 0
-    if not count: raise UserError(f"{path} holds no row: give another file.")
-    shape = count, bert.config.hidden_size
-    try:
+    with whole_place(out) as temp:
+        bert = load_encoder(run).to(own_device())
+        check_weights(bert)
+        tokenizer, problems = WordPieceTokenizer.from_pretrained(run), []
+        count, done = sum(1 for _ in read_texts(path, [column])), 0
+        if not count: raise UserError(f"{path} holds no row: give another file.")
+        shape = count, bert.config.hidden_size
         vectors = np.lib.format.open_memmap(temp, "w+", np.float32, shape)
         for block, good in blocks(read_texts(path, [column])):
             part = np.full((len(block), shape[1]), np.nan, np.float32)
@@ -226,7 +233,5 @@ def embed_file(
             done += len(block)
             say(f"{done:,} of {count:,} rows ...")
         vectors.flush()
-        del vectors
-        os.replace(temp, out)
-    finally: temp.unlink(missing_ok=True)
+        del vectors  # Windows moves no file that is open
     return name_bad(problems, count)
