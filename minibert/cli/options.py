@@ -23,7 +23,7 @@ from ..runs.tasks import Task, read_plan, task_of
 # %% auto #0
 __all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class',
            'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Predict', 'Embed',
-           'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for', 'pretrain_default',
+           'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for', 'pretrain_default',
            'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
@@ -164,6 +164,16 @@ class Embed(Output):
 
 
 @checked
+class Export(Output):
+    "Write a BERT for use without PyTorch: an ONNX file, its tokenizer, its labels."
+
+    run: RunName  # a run's folder, or a model's name on the hub
+    to: Literal["onnx"] = "onnx"  # the format
+    out: Name | None = None  # a new folder (default: onnx in the run's)
+    encoder: Switch = False  # the encoder's states, without the heads on it
+
+
+@checked
 class Inspect(Output):
     "Draw what a model does with a text: pictures, and one page that shows them."
 
@@ -237,6 +247,7 @@ COMMANDS = {
     "classify": Classify,
     "predict": Predict,
     "embed": Embed,
+    "export": Export,
     "inspect": Inspect,
     "probe": Probe,
     "bench": Bench,

@@ -51,6 +51,8 @@ class ClassifyTask(FinetuningTask):
 
     def fits(self, config): return config.pooling != "none" and len(config.labels) > 1
 
+    def hint_for(self, pair): return self.hint + ' --pair "another"' * pair
+
     def read(self, options, split, like=None):
         names = like.names if like else options.label_names or None
         return read_examples(

@@ -26,6 +26,7 @@ from ..data.labels import (
     Examples, ExampleSampler, ask, check_counts, hold_out, take_share)
 from ..data.tables import load_table
 from ..finetuning import BertClassifier, finetune, train_frozen
+from ..hub.cards import on_hub, public_name, write_card
 from ..hub.files import find_checkpoint
 from ..model import BertModel
 from ..runs.asking import (
@@ -212,6 +213,21 @@ def _opened(task: FinetuningTask, options: FinetuneConfig, resume: bool) -> tupl
     return parts, model, tokenizer, options, min(options.length, room)
 
 
+def _describe(task: FinetuningTask, options: FinetuneConfig, figures: dict) -> None:
+    "Write the run's README.md."
+    base, data = public_name(options.run), public_name(options.dataset)
+    labels = ", ".join(figures["labels"])
+    what = f"A {task.result} for the labels {labels}, made of {base}."
+    learned = (f"It learned from {figures['examples'][0]:,} texts of {data}. "
+               "`options.json` has every option, `figures.json` the figures.")
+    pair = bool(options.text_pair_column)
+    write_card(options.out, f"{task.result} {Path(options.out).name}", [what, learned],
+               task.rows(figures), task.hint_for(pair),
+               [("a text", "another") if pair else "a text"],
+               "minibert finetune --config options.json --out again",
+               on_hub(base_model=options.run, datasets=options.dataset))
+
+
 def run_finetuning(
     options: FinetuneConfig,
     resume: bool = False,  # go on with a run that was stopped
@@ -246,6 +262,7 @@ def run_finetuning(
         task.finish_(model, parts[0])
         save_pretrained(model, tokenizer, out)
         figures = _summarise(task, model.eval(), tokenizer, parts, length)
+        _describe(task, options, figures)
         write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")
     return figures
 

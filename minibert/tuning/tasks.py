@@ -51,6 +51,10 @@ class FinetuningTask:
                 raise UserError(f"--task {options.task} has no "
                                 f"--{name.replace('_', '-')}: leave it out.")
 
+    def hint_for(self, pair: bool) -> str:  # do its texts come in pairs?
+        "How a run is asked."
+        return self.hint
+
     def read(
         self, options: FinetuneConfig, split: str, like: Examples | None = None,
     ) -> Examples:

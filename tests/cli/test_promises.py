@@ -99,6 +99,8 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a corpus of another run": ("evaluate corpus", "corpus"),
     # folders and resumes
     "a folder that is taken": (("pretrain", *Q, "--out", "run"), "run exists"),
+    "an export to a place that is taken": ("export run --out films.csv", "films.csv"),
+    "an export without a place": ("export nowhere", "--out"),
     "results that are there": ("inspect run text --out films.csv", "films.csv"),
     "a resume with other options": ("pretrain --resume stopped --seed 3", "--seed was 0 and is 3"),
     "a resume of a classifier with other options": ("finetune --resume c --seed 3", "--seed was 0 and is 3"),

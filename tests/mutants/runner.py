@@ -40,6 +40,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "config": "config defaults",
     "hub.config_files": "config",
     "hub.sizes": "new_layers descendants",
+    "hub.cards": "cards",
+    "hub.export": "export",
     "hub.files": "weights training",
     "perf.memory": "config",
     "hub.families": "models weights finetuning",
