@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from ..core.progress import say
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from ..hub.families import reads
-from .asking import began, check_weights, warn_unknown
+from .asking import began, check_weights, warn_repeated, warn_unknown
 from .plan import with_values
 from .run import START, OpenedRun, open_run
 from .tasks import Task, find_task
@@ -30,8 +29,7 @@ from ..train.checkpoints import only_run_in
 from ..weights import save_pretrained
 
 # %% auto #0
-__all__ = ['say_start', 'measure', 'warn_repeated', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
-           'finish']
+__all__ = ['say_start', 'measure', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged', 'finish']
 
 # %% ../../nbs/reference/runs/report.ipynb #728390ae
 def say_start(run: OpenedRun) -> None:
@@ -50,16 +48,9 @@ def measure(model: nn.Module, run: OpenedRun) -> dict:
     "The held-out figures beside their baselines, where known; the same each time."
     check_weights(model)
     summary = run.task.figures(model, run)
-    warn_repeated(summary, run.val)
+    warn_repeated(summary.get("mlm_tokens", 0), run.val)
     return summary
 
-
-def warn_repeated(summary: dict, text: Corpus) -> None:
-    "Warn where each token of a held-out text was asked for several times."
-    if (asked := summary.get("mlm_tokens", 0)) > (held := len(text.ids)):
-        warnings.warn(f"The held-out text has {held:,} tokens, and {asked:,} were "
-                      "asked for, so each several times: the intervals are too narrow. "
-                      "Give more text.", stacklevel=3)
 
 # %% ../../nbs/reference/runs/report.ipynb #7e5874d3
 def with_text(
@@ -161,7 +152,8 @@ def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:
         check_diverged(lines, 1 + math.log(run.config.vocab_size))  # of even guesses
         save_pretrained(model, run.tokenizer, run.folder)
         shutil.rmtree(run.folder / START, ignore_errors=True)  # it has its own weights
-        summary = measure(model, run) | dict(train_seconds=seconds)
+        check_weights(model)
+        summary = run.task.figures(model, run) | dict(train_seconds=seconds)
         if lines:
             drawn = draw_curves(run.task, lines, summary)
             write_figure(drawn, run.folder / "curves.png")
