@@ -66,7 +66,7 @@ def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_clas
     summary = finish(model, seconds, run)
     rest = [] if call.quiet or call.json else [
         *meaning(task, summary).split("\n"), *task.answers(model, run).split("\n"), ""]
-    hint = task.hint(summary).replace("RUN", shlex.quote(str(run.folder)))
+    hint = task.hint(summary, run).replace("RUN", shlex.quote(str(run.folder)), 1)
     more = [] if call.quiet or task.short_of(plan) else [f"  minibert {hint}"]
     saved = f"Saved in {run.folder}." + (" Ask it more:" if more else "")
     print_found(options, dict(folder=str(run.folder)) | summary,
@@ -264,14 +264,14 @@ def run_predict(options: Predict) -> int:  # 1 where a row was bad
     from minibert.tuning.predict import predict_file
     columns = options.text_column, options.text_pair_column
     return predict_file(options.run, options.file, options.out, columns,
-                        options.json, options.batch_size)
+                        options.json, options.batch_size, options.device)
 
 
 def run_embed(options: Embed) -> int:  # 1 where a row was bad
     "Write a vector for each text of a file."
     from minibert.tuning.predict import embed_file
     own = {name: getattr(options, name) for name in (
-        "length", "normalize", "batch_size")}
+        "length", "normalize", "batch_size", "device")}
     code = embed_file(
         options.run, options.file, options.out, options.text_column, **own)
     print_found(options, dict(vectors=options.out), f"Saved in {options.out}.")

@@ -12,7 +12,7 @@ from ..core.course import COURSE
 from ..core.errors import UserError
 from ..core.fields import Batch, Name, Part, checked
 from ..text.cleaning import SPECIALS
-from .bert import QUESTIONS, BertTask, filled
+from .bert import BertTask, blanks, fill_hint, filled
 from .plan import ModelOptions, Plan, read_size
 from .tasks import VAL_SEED, Task, figure_row
 
@@ -184,15 +184,13 @@ class RobertaTask(Task):
         return () if "mlm_head" in model.fresh else super().learned(model, began)
 
     def answers(self, model: Any, run: Any) -> str:
-        "The likeliest pieces for the [MASK]s of four texts about the stories."
-        room = run.plan.training.length
-        asked = [text for text in QUESTIONS if run.plan.data.dataset == "stories"
-                 and len(run.tokenizer.ids(text)) + 2 <= room]
+        "The likeliest pieces for the [MASK]s of four texts."
+        asked = blanks(run, run.plan.training.length)
         return "\n".join(filled(model, run.tokenizer, asked))
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "A blank to fill."
-        return 'fill-mask RUN "the [MASK] was red ."'
+        return fill_hint(run, run.plan.training.length)
 
 
 ROBERTA = RobertaTask()
@@ -312,7 +310,7 @@ class ElectraTask(RobertaTask):
         return "\n".join(["", "[replaced], and *suspected* by it:",
                           *show_replaced(model, run.tokenizer, batch)])
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "Its figures on another text."
         return "evaluate RUN"
 

@@ -40,8 +40,9 @@ __all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_r
 
 # %% ../../nbs/reference/runs/experiment.ipynb #7d1eaeb4
 RATES = 0.5, 1.0, 2.0  # times a variant's own learning rates
-FIXED = {"dataset", "name", "text_column", "streaming", "model", "start", "vocab_size",
-         "length", "steps", "minutes", "seed", "out"}  # the same for all
+FIXED = {"dataset", "name", "text_column", "streaming", "validation_share",
+         "model", "start", "vocab_size", "length", "steps", "minutes", "seed",
+         "out"}  # the same for all
 
 
 def _lines(values: object, place: str) -> dict:  # their names -> what they say

@@ -5,18 +5,20 @@
 # %% ../../nbs/reference/runs/gpt.ipynb #e1e013b5
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from ..core.errors import UserError
 from ..core.fields import Batch, checked
 from .plan import ModelOptions, Plan, TrainingOptions, read_size
-from .tasks import Task, writer_rows
+from .tasks import Task, own_sentences, writer_rows
 from ..text.cleaning import SPECIALS
 
 # %% auto #0
-__all__ = ['TASK', 'GPTModelOptions', 'GPTPlan', 'continued', 'continue_texts', 'GPTTask']
+__all__ = ['TASK', 'GPTModelOptions', 'GPTPlan', 'continued', 'continue_texts', 'openings', 'GPTTask']
 
 # %% ../../nbs/reference/runs/gpt.ipynb #52ca5c0e
 @checked
@@ -75,6 +77,13 @@ def continue_texts(
             for row in torch.stack([*steps], 1).tolist()]
 
 
+def openings(run: Any) -> list[str]:  # [] for the stories
+    "The first words of three held-out sentences."
+    if run.plan.data.dataset == "stories": return []
+    room = run.plan.training.length // 2
+    return [" ".join(words[:4]) for words in islice(own_sentences(run, room), 3)]
+
+
 class GPTTask(Task):
     "The next token."
 
@@ -116,15 +125,19 @@ class GPTTask(Task):
         return writer_rows(summary, "clm", "next token")
 
     def answers(self, model: Any, run: Any) -> str:
-        "Three texts that it writes from nothing."
-        written = continue_texts(model, run.tokenizer, [""] * 3, 80, temperature=0.8)
-        lines = [textwrap.fill(text, 88, initial_indent="  ", subsequent_indent="    ")
-                 for text in written]
-        return "\n".join(["", "Three texts that it wrote:", *lines])
+        "Three texts that it writes: after a beginning, or from nothing."
+        prompts = openings(run) or [""] * 3
+        written = continue_texts(model, run.tokenizer, prompts, 80, temperature=0.8)
+        lines = [textwrap.fill(f"{prompt} | {text}" if prompt else text, 88,
+                               initial_indent="  ", subsequent_indent="    ")
+                 for prompt, text in zip(prompts, written)]
+        what = "How it goes on with" if prompts[0] else "Three texts that it wrote"
+        return "\n".join(["", f"{what}:", *lines])
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "A text to go on with."
-        return 'generate RUN "one morning"'
+        prompt, *_ = openings(run) or ["one morning"]
+        return f"generate RUN {shlex.quote(prompt)}"
 
 
 TASK = GPTTask()

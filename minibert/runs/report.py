@@ -9,7 +9,6 @@ import json
 import math
 import shlex
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from ..hub.cards import on_hub, public_name, write_card
 from ..hub.families import reads
-from .asking import began, check_weights, warn_unknown
+from .asking import began, check_weights, warn_repeated, warn_unknown
 from .plan import with_values
 from .run import START, OpenedRun, open_run
 from .tasks import Task, find_task
@@ -32,7 +31,7 @@ from ..train.checkpoints import only_run_in
 from ..weights import save_pretrained
 
 # %% auto #0
-__all__ = ['say_start', 'measure', 'warn_repeated', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
+__all__ = ['say_start', 'measure', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
            'figures_and_intervals', 'describe_model', 'finish']
 
 # %% ../../nbs/reference/runs/report.ipynb #728390ae
@@ -52,16 +51,9 @@ def measure(model: nn.Module, run: OpenedRun) -> dict:
     "The held-out figures beside their baselines, where known; the same each time."
     check_weights(model)
     summary = run.task.figures(model, run)
-    warn_repeated(summary, run.val)
+    warn_repeated(summary.get("mlm_tokens", 0), run.val)
     return summary
 
-
-def warn_repeated(summary: dict, text: Corpus) -> None:
-    "Warn where each token of a held-out text was asked for several times."
-    if (asked := summary.get("mlm_tokens", 0)) > (held := len(text.ids)):
-        warnings.warn(f"The held-out text has {held:,} tokens, and {asked:,} were "
-                      "asked for, so each several times: the intervals are too narrow. "
-                      "Give more text.", stacklevel=3)
 
 # %% ../../nbs/reference/runs/report.ipynb #7e5874d3
 def with_text(
@@ -191,7 +183,8 @@ def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:
         check_diverged(lines, 1 + math.log(run.config.vocab_size))  # of even guesses
         save_pretrained(model, run.tokenizer, run.folder)
         shutil.rmtree(run.folder / START, ignore_errors=True)  # it has its own weights
-        summary = measure(model, run)
+        check_weights(model)
+        summary = run.task.figures(model, run)
         describe_model(run, summary)
         summary |= dict(train_seconds=seconds)
         if lines:

@@ -5,6 +5,7 @@
 # %% ../../nbs/reference/runs/t5.ipynb #5c41d225
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ..core.fields import checked
 from ..core.seeds import seeded
 from .plan import ModelOptions, Plan, TrainingOptions, read_size
-from .tasks import VAL_SEED, Task, writer_rows
+from .tasks import VAL_SEED, Task, own_sentences, writer_rows
 from ..text.cleaning import SPECIALS
 
 # %% auto #0
@@ -115,9 +116,14 @@ class T5Task(Task):
                                            subsequent_indent="    "))
         return "\n".join(lines)
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "Two gaps to fill."
-        return 'generate RUN "one morning [MASK] lost her [MASK] ball ."'
+        text = "one morning [MASK] lost her [MASK] ball ."
+        if run.plan.data.dataset != "stories":
+            words = next(own_sentences(run, run.plan.training.length // 2), [])
+            text = " ".join(["[MASK]" if k in (1, 4) else word
+                             for k, word in enumerate(words)]) or "[MASK]"
+        return f"generate RUN {shlex.quote(text)}"
 
 
 TASK = T5Task()

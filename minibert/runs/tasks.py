@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from .plan import (
 
 # %% auto #0
 __all__ = ['VAL_SEED', 'TASKS', 'Task', 'task_of', 'find_task', 'figure_row', 'writer_rows', 'read_plan', 'check_length',
-           'with_dropout']
+           'with_dropout', 'own_sentences', 'blank']
 
 # %% ../../nbs/reference/runs/tasks.ipynb #c8797c53
 VAL_SEED = 20181011  # the same held-out questions for every model with this vocabulary
@@ -122,7 +123,7 @@ class Task:
         "What it says to some questions, as text."
         return ""
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "How it is asked more: a command, its folder being RUN."
         return ""
 
@@ -223,3 +224,21 @@ def with_dropout(config: Any, share: float) -> Any:
     return replace(config, **{
         field.name: share for field in fields(config)
         if field.name.endswith(("dropout", "dropout_prob", "pdrop", "dropout_rate"))})
+
+# %% ../../nbs/reference/runs/tasks.ipynb #5a1fe0c2
+def own_sentences(run: Any, room: int, least: int = 6) -> Iterator[list[str]]:
+    "Words of held-out sentences, the first long one of each document, cut to fit."
+    text, most = run.val, min(24, room)
+    for start, end in pairwise(text.document_starts.tolist()):
+        cut = ([*map(int, text.sentence(k)[:most])] for k in range(start, end))
+        words = (run.tokenizer.decode(ids).split() for ids in cut)
+        yield from islice((row for row in words if len(row) >= least), 1)
+
+
+def blank(words: list[str], tokenizer: Any) -> str | None:  # None: no word will do
+    "The sentence with [MASK] for a word near its middle that is one piece."
+    middle = sorted(range(1, len(words)), key=lambda k: abs(k - len(words) // 2))
+    for k in middle:
+        if words[k].isalpha() and len(tokenizer.ids(words[k])) == 1:
+            return " ".join([*words[:k], "[MASK]", *words[k + 1:]])
+

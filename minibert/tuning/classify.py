@@ -107,7 +107,7 @@ def classify(
     warn_unknown("the text", tokenizer, batch["input_ids"].flatten())
     with evaluating(model) as device:
         batch = {name: values.to(device) for name, values in batch.items()}
-        logits = model(**batch).logits.double()
+        logits = model(**batch).logits.cpu().double()
     check_finite("The model's answers", logits)
     rows = [dict(zip(model.names, row)) for row in logits.softmax(-1).tolist()]
     return [dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in rows]

@@ -98,6 +98,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "tuning.tag": "tasks",
     "tuning.regress": "tasks",
     "tuning.predict": "predict",
+    "tuning.finetune": "tasks",
+    "runs.overview": "overview",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert

@@ -2,6 +2,7 @@
 import csv
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import transformers as hf
 
 import minibert
 from command import call
+from minibert.core.errors import UserError
 from minibert.data.labels import in_batches
 from minibert.data.stories import stories
 from minibert.nn.classifier_parts import pool
@@ -115,6 +117,35 @@ def test_a_bad_row_has_no_vector(classifier, home):
     for words, named in (((home / "empty.txt", "--out", home / "e.npy"), "empty.txt"), ((home / "a.txt", "--out", home / "e.csv"), "e.csv")):
         assert named in call("embed", classifier, *words, code=2)[1]
     assert not [path for path in home.iterdir() if path.name.startswith((".", "e."))]
+
+
+def test_vectors_of_what_is_piped_are_those_of_the_file(classifier, home, monkeypatch):
+    call("embed", classifier, home / "a.txt", "--out", home / "a.npy")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS)))
+    call("embed", classifier, "-", "--out", home / "b.npy")
+    assert (home / "a.npy").read_bytes() == (home / "b.npy").read_bytes() and np.load(home / "a.npy").shape[0] == len(TEXTS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_open_finds_its_tokenizer_and_its_device(classifier):
+    model = minibert.load_pretrained(classifier)
+    assert minibert.predict(model, TEXTS[:3]) == minibert.predict(classifier, TEXTS[:3], device="cpu")
+    assert (minibert.embed(model, TEXTS[:3]) == minibert.embed(load_encoder(classifier), TEXTS[:3], device="cpu")).all()
+    with pytest.raises(UserError, match="device is nowhere"): minibert.predict(model, TEXTS, device="nowhere")
+    with pytest.raises(UserError, match="device is cuda:99"): minibert.embed(classifier, TEXTS, device="cuda:99")
+
+
+@pytest.mark.slow
+def test_a_long_file_takes_no_more_memory_than_a_short_one(classifier, tmp_path):
+    "Eight blocks or forty: the vectors of the larger file alone have 16 MB, and its rows more."
+    peaks = []
+    for count in (8, 40):
+        (tmp_path / f"{count}.txt").write_text("a good film\n" * (1024 * count))
+        own = ("import resource, sys; from minibert.tuning import predict as module; module.BLOCK = 1024; "
+               f"module.embed_file({str(classifier)!r}, {str(tmp_path / f'{count}.txt')!r}, {str(tmp_path / f'{count}.npy')!r}); "
+               "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)")
+        peaks.append(float(subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, check=True).stdout))
+    assert peaks[1] - peaks[0] < 8, peaks
 
 
 @pytest.mark.slow
