@@ -31,7 +31,7 @@ __all__ = ['ROBERTA', 'ALBERT', 'DISTILBERT', 'ELECTRA', 'DEBERTA', 'MODERNBERT'
 class RowModelOptions(LimitedModelOptions):
     "Which model is trained. With --start, its sizes and vocabulary come from there."
 
-    model: str = "roberta"  # or albert, distilbert, electra, deberta, modernbert
+    model: str = "roberta"  # roberta, albert, electra, deberta or modernbert
 
 
 @checked
