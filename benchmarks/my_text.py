@@ -55,9 +55,9 @@ def measure_sizes(folder: Path) -> list[dict]:
     for megabytes in (1, 10, 100):
         told = (story.sentences for story in stories(6_000 * megabytes))
         file = write_documents(told, folder / f"{megabytes}.txt", megabytes * 10**6)
-        def run(steps): return command("pretrain", "--dataset", file, "--steps", steps, "--quiet",
-                                       "--out", folder / f"{megabytes}-{steps}")
-        (first, _), (later, peak) = run(1), run(101)
+        (first, _), (later, peak) = (
+            command("pretrain", "--dataset", file, "--steps", steps, "--quiet", "--out", folder / f"{megabytes}-{steps}")
+            for steps in (1, 101))
         rows.append(dict(megabytes=round(file.stat().st_size / 1e6, 1), seconds_before=first,
                          seconds_100_steps=round(later - first, 1), peak_megabytes=peak))
         print(rows[-1], flush=True)

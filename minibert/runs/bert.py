@@ -5,7 +5,6 @@
 # %% ../../nbs/reference/runs/bert.ipynb #a8c87e9f
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from dataclasses import replace
@@ -16,9 +15,9 @@ from annotated_types import MinLen
 
 from ..config import BertConfig
 from ..core.errors import UserError
-from ..core.fields import Batch, Part, Share, checked
-from .plan import ModelOptions, OutputOptions, Plan, read_size
-from .tasks import VAL_SEED, Task, blank, figure_row, own_sentences
+from ..core.fields import Part, Share, checked
+from .plan import LimitedModelOptions, OutputOptions, Plan, read_size
+from .tasks import VAL_SEED, Task, blank, own_sentences, writer_rows
 
 # %% auto #0
 __all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'WatchedOutput', 'BertPlan', 'BertTask', 'kind_of',
@@ -26,10 +25,9 @@ __all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', '
 
 # %% ../../nbs/reference/runs/bert.ipynb #57c94d58
 @checked
-class BertModelOptions(ModelOptions):
+class BertModelOptions(LimitedModelOptions):
     "Which model is trained. With --start, its sizes and vocabulary come from there."
 
-    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
     positions: Literal["absolute", "rotary"] | None = "absolute"  # rotary: RoFormer's
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
 
@@ -174,37 +172,23 @@ class BertTask(Task):
                 sop=run.losses.pop("nsp"))))
         return found
 
-    def figures(self, model: Any, run: Any) -> dict:
-        "Masked words and pairs beside counting, a coin and, for stories, the best."
-        from minibert.data.stories import stories
-        from minibert.evaluation import evaluate_pretraining
+    def known(self, run: Any) -> dict:
+        "How often each piece, and each pair of pieces, stands in the text."
         from minibert.measure.baselines import count_bigrams, count_pieces
-        about = {}
-        if run.train is not None:
-            about = dict(counts=count_pieces(run.train),
-                         bigrams=count_bigrams(run.train))
-        if run.plan.data.dataset == "stories":
-            about["stories"] = stories(run.val.n_documents, split="validation")
-        examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate_pretraining(model, examples, **about)
+        known = Task.known(self, run)  # the descendants' tasks have this method, too
+        if run.train is None: return known
+        return known | dict(
+            counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
 
     def rows(self, summary: dict) -> list[tuple]:
         "Loss, perplexity and accuracy of the masked words; the accuracy of the pairs."
-        rows = []
-        if "mlm_loss" in summary:
-            losses, right = ([summary.get(f"{name}_{figure}") for name in (
-                "mlm", "unigram", "bigram")] for figure in ("loss", "accuracy"))
-            right.append(summary.get("mlm_accuracy_bound"))
-            perplexities = [x if x is None else math.exp(x) for x in losses]
-            rows += [figure_row("masked words, loss", losses, ".3f"),
-                     figure_row("masked words, perplexity", perplexities, ".2f"),
-                     figure_row("masked words, accuracy", right, ".1%")]
-        if "nsp_accuracy" in summary:
-            rows.append(("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
-                         "(coin)", "50.0%", ""))
-        if "sop_accuracy" in summary:
-            rows.append(("order, accuracy", f"{summary['sop_accuracy']:.1%}",
-                         "(coin)", "50.0%", ""))
+        best = dict(best_accuracy=summary.get("mlm_accuracy_bound"))
+        rows = (writer_rows(summary | best, "mlm", "masked words")
+                if "mlm_loss" in summary else [])
+        for name, what in (("nsp", "next sentence"), ("sop", "order")):
+            if (right := summary.get(f"{name}_accuracy")) is not None:
+                own = f"{right:.1%}", "(coin)", "50.0%", ""
+                rows.append((f"{what}, accuracy", *own))
         return rows
 
     def answers(self, model: Any, run: Any) -> str:

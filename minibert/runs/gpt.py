@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.fields import Batch, checked
-from .plan import ModelOptions, Plan, TrainingOptions, read_size
+from ..core.fields import checked
+from .plan import LimitedModelOptions, Plan, TrainingOptions, read_size
 from .tasks import Task, own_sentences, writer_rows
 from ..text.cleaning import SPECIALS
 
@@ -22,11 +22,10 @@ __all__ = ['TASK', 'GPTModelOptions', 'GPTPlan', 'continued', 'continue_texts', 
 
 # %% ../../nbs/reference/runs/gpt.ipynb #52ca5c0e
 @checked
-class GPTModelOptions(ModelOptions):
+class GPTModelOptions(LimitedModelOptions):
     "Which model is trained. With --start, its sizes and vocabulary come from there."
 
     model: str = "gpt"  # bert fills blanks, gpt goes on, t5 fills gaps
-    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
 
 
 @checked
@@ -109,16 +108,11 @@ class GPTTask(Task):
         from minibert.data.windows import Windows
         return Windows(corpus, tokenizer, plan.training.length, seed=plan.training.seed)
 
-    def figures(self, model: Any, run: Any) -> dict:
-        "The next token beside counting and, for stories, the best that can be known."
-        from minibert.data.stories import stories
-        from minibert.evaluation import evaluate
-        known = dict(train=None if run.train is None else
-                     self.examples(run.plan, run.train, run.tokenizer))
-        if run.plan.data.dataset == "stories":
-            known["stories"] = stories(run.val.n_documents, split="validation")
-        examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate(model, examples.with_baselines(**known))
+    def known(self, run: Any) -> dict:
+        "The text that it learns from, to count in."
+        if run.train is None: return super().known(run)
+        train = self.examples(run.plan, run.train, run.tokenizer)
+        return super().known(run) | dict(train=train)
 
     def rows(self, summary: dict) -> list[tuple]:
         "Loss, perplexity, bits and accuracy of the next token."

@@ -24,8 +24,9 @@ from ..train.recipe import TrainingConfig
 
 # %% auto #0
 __all__ = ['Rate', 'Dropout', 'Size', 'ModelSize', 'STARTED', 'FORMAT', 'ABOUT', 'FREE', 'read_size', 'DataOptions',
-           'ModelOptions', 'TrainingOptions', 'OutputOptions', 'Plan', 'parts_of', 'as_values', 'with_values',
-           'FinetuneConfig', 'read_values', 'as_yaml', 'of_another_version', 'read_finetuning', 'check_resumed']
+           'ModelOptions', 'LimitedModelOptions', 'TrainingOptions', 'OutputOptions', 'Plan', 'parts_of', 'as_values',
+           'with_values', 'FinetuneConfig', 'read_values', 'as_yaml', 'of_another_version', 'read_finetuning',
+           'check_resumed']
 
 # %% ../../nbs/reference/runs/plan.ipynb #c32912f6
 Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
@@ -90,6 +91,13 @@ class ModelOptions:
             if not self.start and value is None and name in ("size", "vocab_size"):
                 raise UserError(f"{name} is None, which only a run with --start has "
                                 "from its model: give one.")
+
+
+@checked
+class LimitedModelOptions(ModelOptions):
+    "Which model is trained. With --start, its sizes and vocabulary come from there."
+
+    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
 
 
 STARTED = dict.fromkeys(  # what a run with --start has from there

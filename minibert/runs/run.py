@@ -36,7 +36,7 @@ from ..hub.files import read_kind
 from ..tuning.finetune import run_finetuning
 from ..heads import BertForPreTraining
 from minibert.runs.plan import (
-    FORMAT, FinetuneConfig, Plan, as_values, as_yaml, check_resumed,
+    FORMAT, FinetuneConfig, Plan, TrainingOptions, as_values, as_yaml, check_resumed,
     with_values)
 from .tasks import (
     Task, check_length, read_plan, task_of, with_dropout)
@@ -54,7 +54,7 @@ from ..weights import load_pretrained, save_pretrained, to_hf
 # %% auto #0
 __all__ = ['START', 'first_form', 'old_form', 'prepare', 'write_form', 'definite', 'training_config', 'OpenedRun', 'open_run',
            'fresh_model', 'numpy_weights', 'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin',
-           'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
+           'at_checkpoints', 'rules_for', 'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
 
 # %% ../../nbs/reference/runs/run.ipynb #8366e835
 def first_form(
@@ -288,12 +288,17 @@ def at_checkpoints(run: OpenedRun) -> Callable | None:  # of a model: val_loss a
     return ask
 
 # %% ../../nbs/reference/runs/run.ipynb #489d2796
+def rules_for(training: TrainingOptions) -> list[Callback]:
+    "What changes the training itself: its optimizer, its schedule, a mean."
+    return [Choose(training.optimizer, training.schedule),
+            Average(training.average_steps)]
+
+
 def callbacks_for(run: OpenedRun) -> list[Callback]:
     "What the plan asks for beside the training: minutes, figures, TensorBoard."
-    training, callbacks = run.plan.training, []
-    if training.minutes is not None: callbacks.append(Budget(training.minutes))
-    callbacks.append(Choose(training.optimizer, training.schedule))
-    callbacks.append(Average(training.average_steps))
+    training = run.plan.training
+    callbacks = [] if training.minutes is None else [Budget(training.minutes)]
+    callbacks += rules_for(training)
     if ask := at_checkpoints(run): callbacks.append(Measure(ask))
     callbacks += run.task.callbacks(run)
     if run.plan.output.tensorboard:

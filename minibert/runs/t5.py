@@ -79,13 +79,10 @@ class T5Task(Task):
         from minibert.data.spans import check_gaps
         check_gaps(model, tokenizer)
 
-    def figures(self, model: Any, run: Any) -> dict:
-        "The missing tokens beside counting."
-        from minibert.evaluation import evaluate
-        train = (None if run.train is None else
-                 self.examples(run.plan, run.train, run.tokenizer))
-        examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate(model, examples.with_baselines(train))
+    def known(self, run: Any) -> dict:
+        "The text that it learns from, to count in."
+        if run.train is None: return dict(train=None)
+        return dict(train=self.examples(run.plan, run.train, run.tokenizer))
 
     def rows(self, summary: dict) -> list[tuple]:
         "Loss, perplexity and accuracy of the missing tokens."

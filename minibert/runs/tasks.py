@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..core.progress import say
 from ..core.seeds import seeded
-from ..hub.families import family_of, find_family, resolve
+from ..hub.families import choose, family_of, find_family, resolve
 from .plan import (
     ABOUT, STARTED, Plan, as_values, of_another_version, read_values, with_values)
 
@@ -111,9 +111,17 @@ class Task:
         "Who looks on while it trains, beside those of every run."
         return []
 
+    def known(self, run: Any) -> dict:  # for `with_baselines`
+        "What guessers may know of the text; of stories, their grammar."
+        from minibert.data.stories import stories
+        if run.plan.data.dataset != "stories": return {}
+        return dict(stories=stories(run.val.n_documents, split="validation"))
+
     def figures(self, model: Any, run: Any) -> dict:
         "The held-out figures beside their baselines, where known."
-        raise NotImplementedError
+        from minibert.evaluation import evaluate
+        examples = self.held_out(run.plan, run.val, run.tokenizer)
+        return evaluate(model, examples.with_baselines(**self.known(run)))
 
     def rows(self, summary: dict) -> list[tuple]:
         "The figures as rows of words: this model, unigram, bigram, best."
@@ -155,14 +163,13 @@ TASKS = {
     "electra": "minibert.runs.descendants:ELECTRA",
     "deberta": "minibert.runs.descendants:DEBERTA",
     "modernbert": "minibert.runs.descendants:MODERNBERT",
-    "variant": "minibert.runs.variants:VARIANT",
+    "variant": "minibert.runs.descendants:VARIANT",
 }
 
 
 def task_of(name: str) -> Task:
     "The task of a --model; UserError for one that there isn't."
-    if name in TASKS: return resolve(TASKS[name])
-    raise UserError(f"--model is {name}: choose {' or '.join(TASKS)}.")
+    return choose("model", name, TASKS)
 
 
 def find_task(model: Any) -> tuple[str, Task] | None:
@@ -180,10 +187,10 @@ def figure_row(what: str, values: list, form: str) -> tuple[str, ...]:
 
 def writer_rows(
     summary: dict,
-    name: str,  # of its figures: clm, masked
+    name: str,  # of its figures: mlm, clm, masked
     what: str,  # in words
 ) -> list[tuple]:
-    "Loss, perplexity, bits a byte and accuracy of a model that writes."
+    "Loss, perplexity, bits a byte and accuracy of the tokens that a model guesses."
     losses, right = ([summary.get(f"{source}_{figure}") for source in (
         name, "unigram", "bigram", "best")] for figure in ("loss", "accuracy"))
     def times(do): return [x if x is None else do(x) for x in losses]

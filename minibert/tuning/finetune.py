@@ -30,14 +30,14 @@ from ..hub.cards import on_hub, public_name, write_card
 from ..hub.files import find_checkpoint
 from ..model import BertModel
 from ..runs.asking import (
-    began, check_ids, check_weights, learned, untrained, warn_unknown)
+    began, check_ids, check_weights, learned, untrained)
 from ..runs.plan import FORMAT, FinetuneConfig, read_finetuning
 from ..tokenizer import WordPieceTokenizer
 from ..train.checkpoints import list_checkpoints, only_run_in
 from ..train.processes import (
     any_process, first_alone, join_processes, own_device)
 from ..train.recipe import TrainingConfig
-from .tasks import FinetuningTask, finetuning_task
+from .tasks import FinetuningTask, finetuning_task, warn_cut
 from ..weights import load_encoder, save_pretrained
 
 # %% auto #0
@@ -204,14 +204,11 @@ def _samplers(
 ) -> list[ExampleSampler]:
     "The parts as ids, which the model has to know."
     samplers = [task.sampler(part, tokenizer, length, options.seed) for part in parts]
-    if cut := sum(sampler.cut for sampler in samplers):
-        count = sum(map(len, samplers))
-        say(f"{cut:,} of {count:,} texts are cut to {length} tokens ...")
+    warn_cut(options.dataset, *samplers)
     rows = [row for sampler in samplers for row in sampler.rows]
     ids, types = (np.concatenate([row[name] for row in rows])
                   for name in ("input_ids", "token_type_ids"))
     check_ids(model.config, ids, types)
-    warn_unknown(options.dataset, tokenizer, ids)
     return samplers
 
 

@@ -26,10 +26,10 @@ from ..data.labels import Examples, ExampleSampler, ask
 from ..data.tables import TABLES, read_each, read_lines
 from ..hub.families import reads
 from ..nn.classifier_parts import pool
-from ..runs.asking import check_weights, warn_unknown
+from ..runs.asking import check_weights
 from ..tokenizer import WordPieceTokenizer
 from ..train.processes import named_device
-from .tasks import FinetuningTask, load_tuned, task_for
+from .tasks import FinetuningTask, load_tuned, task_for, warn_cut
 from ..weights import load_encoder
 
 # %% auto #0
@@ -44,16 +44,6 @@ def _opened(model: Any, tokenizer: Any, load: Callable, device: Any) -> tuple[An
     return model, tokenizer or WordPieceTokenizer.from_pretrained(model.name_or_path)
 
 
-def _asked(sampler: ExampleSampler) -> ExampleSampler:
-    "The same, with a warning where its texts are cut or mostly unknown."
-    if cut := sampler.cut:
-        say(f"{cut:,} of {len(sampler.examples):,} texts are cut to {sampler.length} "
-            "tokens, the most that this model reads ...")
-    ids = [np.array(row["input_ids"]) for row in sampler.rows]
-    warn_unknown("the texts", sampler.tokenizer, np.concatenate(ids))
-    return sampler
-
-
 def _answers(
     task: FinetuningTask, model: nn.Module, tokenizer: Any, texts: Sequence, size: int,
 ) -> list[dict]:
@@ -61,7 +51,8 @@ def _answers(
     if not texts: return []
     most = min(tokenizer.max_length, reads(model.config))
     examples = task.ask(texts, tokenizer, model.names)
-    sampler = _asked(task.sampler(examples, tokenizer, most))
+    sampler = task.sampler(examples, tokenizer, most)
+    warn_cut("the texts", sampler)
     return task.words(ask(model, sampler, size), sampler)
 
 
@@ -92,7 +83,8 @@ def embed(
     bert, most = getattr(model, "bert", model), tokenizer.max_length
     most = min(most, reads(bert.config), length or most)
     examples = Examples(tuple(texts), np.zeros(len(texts), np.int64), ("",))
-    sampler = _asked(ExampleSampler(examples, tokenizer, most))
+    sampler = ExampleSampler(examples, tokenizer, most)
+    warn_cut("the texts", sampler)
     def answer(batch: dict[str, Tensor]) -> Tensor: return pool(bert, "mean", **batch)
     found = ask(bert, sampler, batch_size, answer).float()
     return (nn.functional.normalize(found) if normalize else found).numpy()

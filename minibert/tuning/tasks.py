@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from ..data.labels import Examples, ExampleSampler
 from ..evaluation import row_interval, wilson
-from ..hub.families import resolve
-from ..runs.asking import check_weights
+from ..hub.families import choose
+from ..runs.asking import check_weights, warn_unknown
 from ..runs.plan import FinetuneConfig
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['FINETUNING', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference', 'finetuning_task', 'task_for',
-           'load_tuned']
+__all__ = ['FINETUNING', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference', 'warn_cut', 'finetuning_task',
+           'task_for', 'load_tuned']
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #628dbdef
 _WORDS = dict(bert="this model", majority="commonest label")  # for sources of figures
@@ -130,6 +131,17 @@ def row_difference(ours: np.ndarray, theirs: np.ndarray, row: np.ndarray) -> dic
     apart = ours.astype(float) - theirs.astype(float)
     return dict(difference=float(apart.mean()), interval=[*row_interval(apart, row)])
 
+# %% ../../nbs/reference/tuning/tasks.ipynb #5d0c7a12
+def warn_cut(what: str, *samplers: ExampleSampler) -> None:
+    "Warn where texts are cut, and where most of `what` is unknown."
+    first = samplers[0]
+    if cut := sum(sampler.cut for sampler in samplers):
+        count = sum(len(sampler.examples) for sampler in samplers)
+        warnings.warn(f"{cut:,} of {count:,} texts were cut to {first.length} tokens.",
+                      stacklevel=2)
+    rows = [row["input_ids"] for sampler in samplers for row in sampler.rows]
+    warn_unknown(what, first.tokenizer, np.concatenate(rows))
+
 # %% ../../nbs/reference/tuning/tasks.ipynb #d1a93133
 FINETUNING = {
     "classify": "minibert.tuning.classify:TASK",
@@ -140,8 +152,7 @@ FINETUNING = {
 
 def finetuning_task(name: str) -> FinetuningTask:
     "The task of a --task; UserError for one that there isn't."
-    if name in FINETUNING: return resolve(FINETUNING[name])
-    raise UserError(f"--task is {name}: choose {' or '.join(FINETUNING)}.")
+    return choose("task", name, FINETUNING)
 
 
 def task_for(model: nn.Module) -> FinetuningTask:  # of a BertClassifier

@@ -93,7 +93,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "new_layers": "new_layers",
     "nn.packing": "new_layers",
     "nn.variants": "variants",
-    "runs.variants": "variant_runs",
+    "runs.descendants": "variant_runs",
     "show.page": "other_checkpoints",
     "tuning.tag": "tasks",
     "tuning.regress": "tasks",
