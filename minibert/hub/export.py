@@ -60,7 +60,7 @@ def wrap(
     encoder: bool = False,  # the states of the encoder, whatever heads there are
 ) -> Exported:
     "A BERT with the outputs of its trained parts alone; UserError for other models."
-    if model.config.model_type != "bert":
+    if model.config.model_type not in ("bert", "roformer"):
         raise UserError(f"A {type(model).__name__} can't be exported: give a BERT.")
     batch = reference_batch(model.config, 2, 4)
     inputs = {name: batch[name] for name in INPUTS}
