@@ -95,6 +95,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "show.page": "other_checkpoints",
     "tuning.tag": "tasks",
     "tuning.regress": "tasks",
+    "tuning.summarize": "summarize",
     "tuning.predict": "predict",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
