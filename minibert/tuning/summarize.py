@@ -117,7 +117,7 @@ def commonest_summary(train, val, test) -> np.ndarray:  # (N,)
 def _scores(answers, test):
     return np.array([rouge_l(a, b) for a, b in zip(answers, test.labels)])
 
-
+# %% ../../nbs/reference/tuning/summarize.ipynb #5a1e77c1
 class SummarizeTask(FinetuningTask):
     "A summary for each text."
 
