@@ -27,7 +27,8 @@ from minibert.measure.baselines import bag_of_words
 from minibert.nn.classifier_parts import pool
 from minibert.finetuning import BertClassifier, finetune, train_frozen
 from minibert.runs.plan import FinetuneConfig
-from minibert.tuning.finetune import start_classifier, training_for
+from minibert.tuning.finetune import training_for
+from minibert.tuning.tasks import start_classifier
 from minibert.tuning.classify import TASK
 from minibert.data.labels import ExampleSampler, ask, judge
 from minibert.data.labels import hold_out, read_examples, take_share

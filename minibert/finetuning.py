@@ -82,8 +82,8 @@ class KeepBest(Measure):
         self.loss, self.weights = math.inf, None
 
     def measure(self, model: BertClassifier) -> dict[str, float]:
-        "val_loss and val_accuracy."
-        figures = self.val.judge(ask(model, self.val))
+        "val_loss, and what else the examples are measured by."
+        figures = self.val.measure(model)
         if self.remember and figures["val_loss"] < self.loss:
             self.loss, state = figures["val_loss"], model.state_dict()
             self.weights = {name: value.clone() for name, value in state.items()}
@@ -102,9 +102,7 @@ def finetune(
 ) -> list[dict]:  # the lines of metrics.jsonl
     "Train every weight on labelled texts, where the model is; Ctrl-C saves and stops."
     best = KeepBest(val, remember=folder is None)
-    about = dict(val=val.info,
-                 head=dict(pooling=model.pooling, dropout=model.dropout.p))
-    run = train_model(model, train, config, folder, about=about,
+    run = train_model(model, train, config, folder, about=dict(val=val.info),
                       callbacks=[best, *callbacks], **options)
     if join_processes()[0] == 0:
         if folder: best.weights = read_weights(best_checkpoint(folder), model)

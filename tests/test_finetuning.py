@@ -24,9 +24,9 @@ from minibert.measure.baselines import bag_of_words
 from minibert.finetuning import BertClassifier, difference, finetune, fit_linear, train_frozen
 from minibert.runs.plan import FinetuneConfig
 from minibert.tuning.classify import TASK, accuracy_figures, classify
-from minibert.tuning.finetune import _set_dropout_, resume_finetuning, run_finetuning, training_for
+from minibert.tuning.finetune import resume_finetuning, run_finetuning, training_for
 from minibert.tuning.finetune import read_parts as read_parts_of
-from minibert.tuning.tasks import load_tuned
+from minibert.tuning.tasks import load_tuned, set_dropout_
 from minibert.data.labels import (
     Examples, ExampleSampler, ask, hold_out, judge, number_labels, read_examples, take_share)
 from minibert.heads import BertForPreTraining
@@ -161,7 +161,7 @@ def test_several_labels_at_once_and_several_numbers_are_refused(tokenizer, tmp_p
 
 
 def test_what_is_no_classifier_is_refused(run):
-    with pytest.raises(ValueError, match="it is no classifier yet"): load_classifier(run)
+    with pytest.raises(ValueError, match="has learned no task"): load_classifier(run)
 
 
 # --- learning ---
@@ -581,7 +581,7 @@ def test_sst2(shared_data):
 
 def test_dropout_is_set_everywhere(tokenizer):
     bert = BertModel(sizes(tokenizer), seeded(1)).train()
-    _set_dropout_(bert, 0.5)
+    set_dropout_(bert, 0.5, "hidden_dropout_prob", "attention_probs_dropout_prob")
     ids = torch.randint(5, 90, (2, 9), generator=seeded(4))
     with torch.random.fork_rng():
         a, b = (bert(ids).hidden_states for _ in range(2))

@@ -113,7 +113,7 @@ class Parity(Output):
 
 @checked
 class Finetune(Output, FinetuneConfig):
-    "Teach a pre-trained BERT a label, from any table with texts and labels."
+    "Teach a pre-trained BERT or T5 a task, from any table with texts and answers."
 
     run: Annotated[  # a run's folder, or a model's name on the hub
         Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
@@ -140,7 +140,7 @@ class Classify(Output):
 
 @checked
 class Predict(Output):
-    "Ask a fine-tuned BERT about every row of a file; with --json, as JSON lines."
+    "Ask a fine-tuned model about every row of a file; with --json, as JSON lines."
 
     run: RunName  # a folder that finetune made, or a model's name
     file: FileName  # a table, a file with a text in each line, or - for what is piped

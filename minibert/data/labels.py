@@ -236,6 +236,10 @@ class ExampleSampler:
         "val_loss and what else a checkpoint is measured by."
         return judge(answers, self.labels)
 
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        "The same of a model, which is asked about every example."
+        return self.judge(ask(model, self))
+
     def batch(self, step: int, size: int) -> dict[str, Tensor]:
         "The batch of this step: (B, S) ids, types, mask, and (B,) labels."
         epoch, k = divmod(step, math.ceil(len(self) / size))

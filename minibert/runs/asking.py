@@ -119,9 +119,9 @@ def check_question(
 # %% ../../nbs/reference/runs/asking.ipynb #e070ed32
 def check_ids(config: Any, ids: np.ndarray, types: np.ndarray) -> None:
     "Refuse ids that a model doesn't know, before it is asked: UserError."
-    if types.max(initial=0) >= config.type_vocab_size:
+    if types.max(initial=0) >= (kinds := getattr(config, "type_vocab_size", 1)):
         raise UserError("The model reads one text at a time (its type_vocab_size is "
-                        f"{config.type_vocab_size}): give a model for pairs.")
+                        f"{kinds}): give a model for pairs.")
     if (most := ids.max(initial=0)) >= config.vocab_size:
         raise UserError(f"The tokenizer has an id {most}, and the model "
                         f"{config.vocab_size} pieces: give the tokenizer of this "

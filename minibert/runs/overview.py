@@ -17,6 +17,7 @@ from ..core.files import check_free, read_json, write_whole
 from ..core.progress import is_running
 from .plan import read_finetuning
 from .tasks import read_plan, task_of
+from ..tuning.tasks import finetuning_task
 
 # %% auto #0
 __all__ = ['describe', 'list_runs', 'run_rows', 'same_questions', 'paired', 'verdict', 'draw_both', 'compare_runs',
@@ -89,11 +90,12 @@ def _of_finetuning(folder: Path) -> dict:
     figures = read_json(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     main, plain = (figures.get(name) for name in ("main", "baseline"))
+    source = finetuning_task(options.task).source
     return dict(
         model=options.task, size=f"of {_near(options.run)}",
         dataset=_near(options.dataset), step=done, steps=steps,
         state=_state(folder, ended, done, "finetune"),
-        figure=main, value=figures["bert"][main] if main else None,
+        figure=main, value=figures[source][main] if main else None,
         baseline=figures[plain][main] if main else None,
         seconds=state.get("seconds"))
 

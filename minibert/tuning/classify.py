@@ -96,7 +96,7 @@ def classify(
     "What a fine-tuned BERT says of texts; UserError."
     texts = texts if isinstance(texts, list) else [texts]
     most = min(tokenizer.max_length, model.config.max_position_embeddings)
-    examples = TASK.ask(texts, tokenizer, model.names)
+    examples = TASK.ask(texts, tokenizer, model)
     sampler = ExampleSampler(examples, tokenizer, most)
     warn_cut("the text", sampler)
     shares = ask(model, sampler).double().softmax(-1)

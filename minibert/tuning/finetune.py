@@ -12,36 +12,33 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from ..attention import MultiHeadAttention
 from ..core.errors import UserError
 from ..core.files import write_whole
 from ..core.precision import choose_precision
 from ..core.progress import say
-from ..core.seeds import seeded
 from ..data.labels import (
-    Examples, ExampleSampler, ask, check_counts, hold_out, take_share)
+    Examples, ExampleSampler, check_counts, hold_out, take_share)
 from ..data.tables import load_table
-from ..finetuning import BertClassifier, finetune, train_frozen
+from ..finetuning import finetune, train_frozen
 from ..hub.cards import on_hub, public_name, write_card
 from ..hub.files import find_checkpoint
-from ..model import BertModel
-from ..runs.asking import (
-    began, check_ids, check_weights, learned, untrained)
+from ..runs.asking import check_ids
 from ..runs.plan import FORMAT, FinetuneConfig, read_finetuning
-from ..tokenizer import WordPieceTokenizer
 from ..train.checkpoints import list_checkpoints, only_run_in
 from ..train.processes import (
     any_process, first_alone, join_processes, own_device)
 from ..train.recipe import TrainingConfig
-from .tasks import FinetuningTask, finetuning_task, warn_cut
-from ..weights import load_encoder, save_pretrained
+from .tasks import (
+    FinetuningTask, finetuning_task, most_tokens, warn_cut)
+from ..weights import save_pretrained
 
 # %% auto #0
-__all__ = ['read_parts', 'start_classifier', 'training_for', 'length_for', 'run_finetuning', 'resume_finetuning']
+__all__ = ['read_parts', 'training_for', 'length_for', 'run_finetuning', 'resume_finetuning']
 
 # %% ../../nbs/reference/tuning/finetune.ipynb #e4574df0
 def read_parts(
@@ -73,37 +70,6 @@ def read_parts(
                       "or the figures are too good.", stacklevel=2)
     return *hold_out(train, options.seed), test
 
-# %% ../../nbs/reference/tuning/finetune.ipynb #bb97a3bc
-def _set_dropout_(bert: BertModel, rate: float) -> None:
-    "Let training drop this share of units in every place of an existing BERT."
-    for part in bert.modules():
-        if isinstance(part, nn.Dropout): part.p = rate
-        elif isinstance(part, MultiHeadAttention): part.dropout = rate
-    bert.config = replace(bert.config, hidden_dropout_prob=rate,
-                          attention_probs_dropout_prob=rate)
-
-# %% ../../nbs/reference/tuning/finetune.ipynb #ea0ffbb4
-def start_classifier(
-    task: FinetuningTask, options: FinetuneConfig, names: Sequence[str],
-) -> BertClassifier:
-    "The pre-trained encoder of the run under a fresh head."
-    bert = load_encoder(options.run).float()
-    check_weights(bert)
-    pooler = getattr(bert, "pooler", None)
-    kind = bert.config.model_type
-    if not isinstance(pooler, nn.Linear) or kind in ("albert", "variant"):
-        raise UserError(f"{options.run} is of type {kind}, which no "
-                        "classifier here stands on: give a BERT.")
-    _set_dropout_(bert, options.dropout)
-    pooling = task.pooling or options.pooling
-    if pooling == "auto": pooling = "mean" if options.frozen else "cls"
-    if (options.frozen and pooling == "cls"
-            and "bert.pooler" in untrained(bert, began(options.run))):
-        raise UserError(f"{options.run} has no trained pooler, which --pooling cls "
-                        "reads, and --frozen would leave it at random: give --pooling "
-                        "mean, or leave out --frozen, which trains it.")
-    return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
-
 # %% ../../nbs/reference/tuning/finetune.ipynb #f9e7ec42
 def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
     "The loop's config for so many examples, with `auto` made definite."
@@ -120,13 +86,14 @@ def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
 
 # %% ../../nbs/reference/tuning/finetune.ipynb #255d580b
 def _summarise(
-    task: FinetuningTask, model: BertClassifier, tokenizer: WordPieceTokenizer,
+    task: FinetuningTask, model: nn.Module, tokenizer: Any,
     parts: Sequence[Examples], length: int,
 ) -> dict:
     "The figures of a model on the third part, beside its neighbours."
     test = parts[2]
     questions = task.sampler(test, tokenizer, length)
-    answers = dict(bert=task.decide(ask(model, questions), questions))
+    own = task.decide(task.answers(model, questions), questions)
+    answers = {task.source: own}
     for name, guess in task.baselines.items():
         try: answers[name] = guess(*parts)
         except ImportError as problem: say(f"{problem} It is left out.")
@@ -134,8 +101,8 @@ def _summarise(
     found |= {name: task.figures(said, test) for name, said in answers.items()}
     plain = [*answers][1]
     found |= dict(main=next(iter(task.columns)), baseline=plain,
-                  difference=task.compare(answers["bert"], answers[plain], test))
-    return found | task.details(answers["bert"], test)
+                  difference=task.compare(own, answers[plain], test))
+    return found | task.details(own, test)
 
 # %% ../../nbs/reference/tuning/finetune.ipynb #8be4720c
 def length_for(counts: np.ndarray, room: int) -> int:  # tokens of each text
@@ -200,13 +167,13 @@ def _finetune(model, train, val, config, out, progress, resume, even):
 
 def _samplers(
     task: FinetuningTask, options: FinetuneConfig, parts: Sequence[Examples],
-    model: BertClassifier, tokenizer: WordPieceTokenizer, length: int,
+    model: nn.Module, tokenizer: Any, length: int,
 ) -> list[ExampleSampler]:
     "The parts as ids, which the model has to know."
     samplers = [task.sampler(part, tokenizer, length, options.seed) for part in parts]
     warn_cut(options.dataset, *samplers)
     rows = [row for sampler in samplers for row in sampler.rows]
-    ids, types = (np.concatenate([row[name] for row in rows])
+    ids, types = (np.concatenate([row.get(name, [0]) for row in rows])
                   for name in ("input_ids", "token_type_ids"))
     check_ids(model.config, ids, types)
     return samplers
@@ -216,10 +183,9 @@ def _opened(task: FinetuningTask, options: FinetuneConfig, resume: bool) -> tupl
     "The parts, the model, its tokenizer; the options with a length, and that length."
     find_checkpoint(options.run)
     parts = read_parts(task, options)
-    model = start_classifier(task, options, parts[0].names).to(own_device())
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    most = model.config.max_position_embeddings
-    room = min(most, tokenizer.max_length)  # as it will be asked
+    model = task.start(options, parts[0].names).to(own_device())
+    tokenizer = task.tokenizer(options.run)
+    room = most_tokens(model, tokenizer)  # as it will be asked
     def counts(): return task.sampler(parts[0], tokenizer, room).lengths
     options = _with_length(options, room, resume, counts)
     return parts, model, tokenizer, options, min(options.length, room)
@@ -261,15 +227,12 @@ def run_finetuning(
         say("It was stopped before its first checkpoint, "
             "and begins again at step 1 ...")
     if not resume:
-        pairs = {"nsp", "sop"} & {*learned(model.bert, began(options.run))}
-        trained = (pairs  # they trained its pooler
-                   or model.pooling == "cls" and not options.frozen)
         chosen = replace(options, precision=config.precision)
-        first_alone(lambda: _claim(chosen, ["nsp"] * bool(trained)))
+        first_alone(lambda: _claim(chosen, task.learned(model, options)))
     with only_run_in(out):
         if options.frozen: train_frozen(model, train, val)
         else: _finetune(model, train, val, config, out, progress, kept,
-                        task.even(parts[0]))
+                        task.even(model, parts[0]))
         if not first: return {}
         task.finish_(model, parts[0])
         save_pretrained(model, tokenizer, out)

@@ -84,10 +84,10 @@ class RegressTask(FinetuningTask):
         if not scale[1] > 0: raise UserError(f"{what} has one number: give others.")
         return Numbers(tuple(texts), numbers, (options.label_column,), scale=scale)
 
-    def ask(self, texts, tokenizer, names):
-        return Numbers(tuple(texts), np.zeros(len(texts)), names)
+    def ask(self, texts, tokenizer, model):
+        return Numbers(tuple(texts), np.zeros(len(texts)), model.names)
 
-    def even(self, examples): return 1.0  # the variance of what is learned
+    def even(self, model, examples): return 1.0  # the variance of what is learned
 
     def finish_(self, model, train):
         mean, std = train.scale

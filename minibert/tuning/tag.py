@@ -145,12 +145,12 @@ class TagTask(FinetuningTask):
     def details(self, answers, test):
         return dict(by_label=label_figures(answers, test.flat, test.names))
 
-    def ask(self, texts, tokenizer, names):
+    def ask(self, texts, tokenizer, model):
         rows = [words_of(text, tokenizer) if isinstance(text, str) else tuple(text)
                 for text in texts]
         labels = np.empty(len(rows), object)
         labels[:] = [np.zeros(len(words), np.int64) for words in rows]
-        return Tagged(tuple(rows), labels, names)
+        return Tagged(tuple(rows), labels, model.names)
 
     def words(self, logits, sampler):
         names, texts = sampler.examples.names, sampler.examples.texts

@@ -7,27 +7,72 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from ..attention import MultiHeadAttention
 from ..core.errors import UserError
-from ..data.labels import Examples, ExampleSampler
+from ..core.seeds import seeded
+from ..data.labels import Examples, ExampleSampler, ask
 from ..evaluation import row_interval, wilson
-from ..hub.families import choose
-from ..runs.asking import check_weights, warn_unknown
+from ..finetuning import BertClassifier
+from ..hub.families import choose, reads
+from ..runs.asking import (
+    began, check_weights, learned, untrained, warn_unknown)
 from ..runs.plan import FinetuneConfig
-from ..weights import load_pretrained
+from ..tokenizer import WordPieceTokenizer
+from ..weights import load_encoder, load_pretrained
 
 # %% auto #0
-__all__ = ['FINETUNING', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference', 'warn_cut', 'finetuning_task',
-           'task_for', 'load_tuned']
+__all__ = ['FINETUNING', 'set_dropout_', 'start_classifier', 'most_tokens', 'FinetuningTask', 'label_figures', 'label_rows',
+           'row_difference', 'warn_cut', 'finetuning_task', 'task_for', 'load_tuned']
+
+# %% ../../nbs/reference/tuning/tasks.ipynb #bb97a3bc
+def set_dropout_(
+    model: nn.Module, rate: float,
+    *names: str,  # of the config's fields that say so
+) -> None:
+    "Let training drop this share of units in every place of an existing model."
+    for part in model.modules():
+        if isinstance(part, nn.Dropout): part.p = rate
+        elif isinstance(part, MultiHeadAttention): part.dropout = rate
+    model.config = replace(model.config, **dict.fromkeys(names, rate))
+
+# %% ../../nbs/reference/tuning/tasks.ipynb #ea0ffbb4
+def start_classifier(
+    task: FinetuningTask, options: FinetuneConfig, names: Sequence[str],
+) -> BertClassifier:
+    "The pre-trained encoder of the run under a fresh head."
+    bert = load_encoder(options.run).float()
+    check_weights(bert)
+    pooler = getattr(bert, "pooler", None)
+    kind = bert.config.model_type
+    if not isinstance(pooler, nn.Linear) or kind in ("albert", "variant"):
+        raise UserError(f"{options.run} is of type {kind}, which no "
+                        "classifier here stands on: give a BERT.")
+    set_dropout_(bert, options.dropout, "hidden_dropout_prob",
+                 "attention_probs_dropout_prob")
+    pooling = task.pooling or options.pooling
+    if pooling == "auto": pooling = "mean" if options.frozen else "cls"
+    if (options.frozen and pooling == "cls"
+            and "bert.pooler" in untrained(bert, began(options.run))):
+        raise UserError(f"{options.run} has no trained pooler, which --pooling cls "
+                        "reads, and --frozen would leave it at random: give --pooling "
+                        "mean, or leave out --frozen, which trains it.")
+    return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #628dbdef
-_WORDS = dict(bert="this model", majority="commonest label")  # for sources of figures
+_WORDS = dict(majority="commonest label")  # for sources of figures
+
+
+def most_tokens(model: nn.Module, tokenizer: Any) -> int:
+    "How many tokens of a text a model is given; a T5 sets no limit, so 512."
+    return int(min(reads(model.config), tokenizer.max_length or 512))
 
 
 class FinetuningTask:
@@ -35,6 +80,9 @@ class FinetuningTask:
 
     result = ""  # what comes of it, in a word
     hint = "predict RUN FILE"  # how the result is asked: words of the command
+    source = "bert"  # the name of its figures
+    model_class: type[nn.Module] = BertClassifier
+    tokenizer: Callable = staticmethod(WordPieceTokenizer.from_pretrained)
     pooling: str | None = None  # what the head reads; None: as the options say
     without: tuple[str, ...] = ()  # options that mean nothing here
     sampler: type[ExampleSampler] = ExampleSampler  # how examples become batches
@@ -42,8 +90,8 @@ class FinetuningTask:
     baselines: dict[str, Callable] = {}  # of the three parts: answers; plain one first
 
     def fits(self, config: Any) -> bool:
-        "Is this the task of a head with this config?"
-        raise NotImplementedError
+        "Is this the task of a `model_class` with this config?"
+        return True
 
     def check(self, options: FinetuneConfig) -> None:
         "Refuse an option that would change nothing: UserError."
@@ -62,15 +110,29 @@ class FinetuningTask:
         "The rows of a split as examples; with the labels of `like`, where it is given."
         raise NotImplementedError
 
-    def even(self, examples: Examples) -> float:
+    def start(self, options: FinetuneConfig, names: Sequence[str]) -> nn.Module:
+        "The model that is to learn."
+        return start_classifier(self, options, names)
+
+    def learned(self, model: nn.Module, options: FinetuneConfig) -> list[str]:
+        "What is kept of pre-training: `nsp` where the pooler has learned."
+        pairs = {"nsp", "sop"} & {*learned(model.bert, began(options.run))}
+        trained = pairs or model.pooling == "cls" and not options.frozen
+        return ["nsp"] * bool(trained)
+
+    def even(self, model: nn.Module, examples: Examples) -> float:
         "The loss of a guesser who has learned nothing."
         return math.log(len(examples.names))
 
     def finish_(self, model: nn.Module, train: Examples) -> None:
         "What is still to be done to a trained model, in place."
 
+    def answers(self, model: nn.Module, sampler: ExampleSampler, size: int = 64) -> Any:
+        "What a model says of every example, as `decide` and `words` take it."
+        return ask(model, sampler, size)
+
     def decide(self, logits: Tensor, sampler: ExampleSampler) -> np.ndarray:
-        "What the model answers to every example."
+        "The model's answer to every example."
         return logits.argmax(-1).numpy()
 
     def figures(self, answers: np.ndarray, test: Examples) -> dict:
@@ -90,17 +152,19 @@ class FinetuningTask:
         names = [name.replace("_", " ") for name in self.columns]
         rows = [(f"on {found['examples'][-1]:,} texts not learned from", *names[:1],
                  "95 % interval", *names[1:])]
-        for source in ("bert", *(name for name in self.baselines if name in found)):
-            own, words = found[source], _WORDS.get(source, source)
+        words = {self.source: "this model"} | {
+            name: _WORDS.get(name, name) for name in self.baselines if name in found}
+        for source, called in words.items():
+            own = found[source]
             main, *more = (f"{own[name]:{form}}" for name, form in self.columns.items())
             form = next(iter(self.columns.values()))
             interval = " to ".join(f"{end:{form}}" for end in own["interval"])
-            rows.append((words.replace("_", " "), main, interval, *more))
+            rows.append((called.replace("_", " "), main, interval, *more))
         return rows
 
-    def ask(self, texts: list, tokenizer: Any, names: tuple[str, ...]) -> Examples:
+    def ask(self, texts: list, tokenizer: Any, model: nn.Module) -> Examples:
         "Texts without labels as examples: every label is number 0."
-        return Examples(tuple(texts), np.zeros(len(texts), np.int64), names)
+        return Examples(tuple(texts), np.zeros(len(texts), np.int64), model.names)
 
     def words(self, logits: Tensor, sampler: ExampleSampler) -> list[dict]:
         "What the model says of each text, as names and values."
@@ -146,6 +210,7 @@ def warn_cut(what: str, *samplers: ExampleSampler) -> None:
 FINETUNING = {
     "classify": "minibert.tuning.classify:TASK",
     "regress": "minibert.tuning.regress:TASK",
+    "summarize": "minibert.tuning.summarize:TASK",
     "tag": "minibert.tuning.tag:TASK",
 }
 
@@ -155,22 +220,22 @@ def finetuning_task(name: str) -> FinetuningTask:
     return choose("task", name, FINETUNING)
 
 
-def task_for(model: nn.Module) -> FinetuningTask:  # of a BertClassifier
-    "The task of a model with a head."
+def task_for(model: nn.Module) -> FinetuningTask | None:  # None: it has none
+    "The task of a fine-tuned model."
     tasks = map(finetuning_task, FINETUNING)
-    return next(task for task in tasks if task.fits(model.config))
+    return next((task for task in tasks if isinstance(model, task.model_class)
+                 and task.fits(model.config)), None)
 
 
 def load_tuned(
     name_or_folder: str | Path,
-) -> tuple[FinetuningTask, nn.Module]:  # a BertClassifier, in eval mode
-    "Open a fine-tuned BERT, ours or Hugging Face's; UserError if it is none."
+) -> tuple[FinetuningTask, nn.Module]:  # the model in eval mode
+    "Open a fine-tuned model, ours or Hugging Face's; UserError if it is none."
     model = load_pretrained(name_or_folder)
-    if not hasattr(model, "classifier"):
-        advice = ("it is no classifier yet. Make one of it"
-                  if hasattr(model, "bert") else
-                  "it sorts no texts. Make a classifier of a BERT")
-        raise UserError(f"{name_or_folder} is a {type(model).__name__}: {advice} with "
-                         "minibert finetune.")
+    task = task_for(model)
+    if task is None or (Path(name_or_folder) / "run.yaml").is_file():  # pre-trained
+        raise UserError(f"{name_or_folder} is a {type(model).__name__} that has "
+                        "learned no task: teach a BERT or a T5 one with minibert "
+                        "finetune.")
     check_weights(model)
-    return task_for(model), model
+    return task, model

@@ -97,6 +97,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "show.page": "other_checkpoints",
     "tuning.tag": "tasks",
     "tuning.regress": "tasks",
+    "tuning.summarize": "summarize",
     "tuning.predict": "predict",
     "tuning.finetune": "tasks",
     "runs.overview": "overview",

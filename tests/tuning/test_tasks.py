@@ -1,6 +1,7 @@
 """Fine-tuning numbers and tags: what is learned, what is measured, and that Hugging Face's pipelines answer alike."""
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ def test_a_word_without_a_piece_counts_as_wrong(home):
     sampler = TagSampler(some, tokenizer, 8)
     answers = task.decide(torch.tensor([[2.0, 1.0]]), sampler)
     assert answers.tolist() == [0, -1] and task.words(torch.tensor([[2.0, 1.0]]), sampler)[0]["tags"] == ["A", None]
-    empty = TagSampler(task.ask(["\u200b"], tokenizer, ("A", "B")), tokenizer, 8)
+    empty = TagSampler(task.ask(["\u200b"], tokenizer, SimpleNamespace(names=("A", "B"))), tokenizer, 8)
     assert len(empty) == 1 and len(empty.labels) == 0
 
 
@@ -261,8 +262,8 @@ def test_options_that_mean_nothing_are_refused(home):
     for task, more, named in (("tag", dict(pooling="mean"), "--pooling"), ("tag", dict(text_pair_column="b"), "--text-pair-column"),
                               ("regress", dict(label_names=("a", "b")), "--label-names")):
         with pytest.raises(UserError, match=f"--task {task} has no {named}: leave it out"): run_finetuning(options(home, task, **more), progress=False)
-    with pytest.raises(UserError, match="--task is sort: choose classify or regress or tag"): finetuning_task("sort")
-    assert [*FINETUNING] == ["classify", "regress", "tag"]
+    with pytest.raises(UserError, match="--task is sort: choose classify or regress or summarize or tag"): finetuning_task("sort")
+    assert [*FINETUNING] == ["classify", "regress", "summarize", "tag"]
 
 
 def test_a_stopped_run_of_tags_goes_on_bit_for_bit(home, monkeypatch):
