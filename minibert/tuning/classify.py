@@ -46,6 +46,7 @@ class ClassifyTask(FinetuningTask):
     "One label of several for each text."
 
     result, hint = "classifier", 'classify RUN "a text"'
+    pair_hint = ' --pair "another"'
     columns = {"accuracy": ".1%"}
     baselines = {"bag_of_words": bag_of_words, "majority": commonest_label}
 

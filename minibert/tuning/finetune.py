@@ -98,7 +98,7 @@ def start_classifier(
         raise UserError(f"{options.run} has no trained pooler, which --pooling cls "
                         "reads, and --frozen would leave it at random: give --pooling "
                         "mean, or leave out --frozen, which trains it.")
-    return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
+    return task.head(bert, names, pooling, generator=seeded(options.seed, 0, 20))
 
 # %% ../../nbs/reference/tuning/finetune.ipynb #f9e7ec42
 def training_for(options: FinetuneConfig, count: int) -> TrainingConfig:
@@ -220,6 +220,7 @@ def run_finetuning(
     "From labelled texts to a saved model and its figures beside its neighbours'."
     out, first = Path(options.out), join_processes()[0] == 0
     task = finetuning_task(options.task)
+    options = task.with_defaults(options)
     task.check(options)
     if any_process(first and not resume and _taken(out)):
         raise UserError(_TAKEN.format(out))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from ..data.labels import Examples, ExampleSampler
 from ..evaluation import row_interval, wilson
+from ..finetuning import BertClassifier
 from ..hub.families import resolve
+from ..model import BertModel
 from ..runs.asking import check_weights
 from ..runs.plan import FinetuneConfig
 from ..weights import load_pretrained
@@ -34,8 +37,10 @@ class FinetuningTask:
 
     result = ""  # what comes of it, in a word
     hint = "predict RUN FILE"  # how the result is asked: words of the command
+    pair_hint = ""  # and what follows where it has learned pairs
     pooling: str | None = None  # what the head reads; None: as the options say
     without: tuple[str, ...] = ()  # options that mean nothing here
+    defaults: dict[str, str] = {}  # options whose default is another one here
     sampler: type[ExampleSampler] = ExampleSampler  # how examples become batches
     columns: dict[str, str] = {}  # figures and their form; the first is the main one
     baselines: dict[str, Callable] = {}  # of the three parts: answers; plain one first
@@ -43,6 +48,17 @@ class FinetuningTask:
     def fits(self, config: Any) -> bool:
         "Is this the task of a head with this config?"
         raise NotImplementedError
+
+    def head(self, bert: BertModel, names: tuple[str, ...], pooling: str,
+             **more: Any) -> BertClassifier:
+        "The encoder under a fresh head."
+        return BertClassifier(bert, names, pooling, **more)
+
+    def with_defaults(self, options: FinetuneConfig) -> FinetuneConfig:
+        "The options with this task's own defaults."
+        return replace(options, **{
+            name: value for name, value in self.defaults.items()
+            if getattr(options, name) == getattr(FinetuneConfig, name)})
 
     def check(self, options: FinetuneConfig) -> None:
         "Refuse an option that would change nothing: UserError."
@@ -128,6 +144,7 @@ def row_difference(ours: np.ndarray, theirs: np.ndarray, row: np.ndarray) -> dic
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #d1a93133
 FINETUNING = {
+    "answer": "minibert.tuning.answer:TASK",
     "classify": "minibert.tuning.classify:TASK",
     "regress": "minibert.tuning.regress:TASK",
     "tag": "minibert.tuning.tag:TASK",
