@@ -66,10 +66,10 @@ def read_questions(
 ) -> Questions:
     "Questions from any table; UserError naming a row without one, or a wrong start."
     read, what = find_split(*place, cell=lambda value, *_: value)
-    try: rows = [*read([*columns, "start"])]
-    except UserError: rows = [*read([*columns])]  # which says what else is wrong
-    texts, answers = [], []
-    for number, row in enumerate(rows, 1):
+    columns, texts, answers = [*columns], [], []
+    try: own = next(read([*columns, "start"]), {})
+    except UserError: own = {}  # the rows say what else is wrong
+    for number, row in enumerate(read([*own] or columns), 1):
         *pair, cell = (row[name] for name in columns)
         if not all((text or "").strip() for text in pair):
             raise UserError(f"Row {number} of {what} lacks its question or its text: "
@@ -77,6 +77,7 @@ def read_questions(
         texts.append(tuple(pair))
         found = _answers(cell, row.get("start"))
         answers.append((*_placed(pair[1], found, f"Row {number} of {what}"),))
+    if not texts: raise UserError(f"{what} has no question: give another file.")
     return Questions.of(texts, answers)
 
 # %% ../../nbs/reference/data/questions.ipynb #03afd8c8

@@ -221,6 +221,10 @@ def test_a_wrong_start_or_a_missing_part_is_named(tmp_path):
                         (dict(answers=[dict(text="ran", answer_start=3)]), "Row 2 of .* 'ran'"), (dict(context=" "), "Row 2 of .* lacks its question or its text")):
         (tmp_path / "bad.jsonl").write_text("\n".join(json.dumps(dict(start="") | row) for row in (good, good | more)))
         with pytest.raises(UserError, match=named): read_questions(tmp_path / "bad.jsonl")
+    (tmp_path / "bad.jsonl").write_text("")
+    with pytest.raises(UserError, match="has no question"): read_questions(tmp_path / "bad.jsonl")
+    (tmp_path / "bad.jsonl").write_text("\n".join(map(json.dumps, (good | dict(start=0), good))))
+    with pytest.raises(UserError, match="Line 2 of .*'start'"): read_questions(tmp_path / "bad.jsonl")
     (tmp_path / "bad.json").write_text('{"version": "v2.0", "data": [')
     with pytest.raises(UserError, match="bad.json is damaged"): read_questions(tmp_path / "bad.json")
 
