@@ -54,9 +54,9 @@ def _placed(text, answers, place):
         if not words: continue
         at = int(start) if str(start).isdecimal() else text.find(words)
         if at < 0 or text[at:at + len(words)] != words:
-            raise UserError(f"{place} has the answer {words!r:.60}, and its text has no "
-                            f"such words at {max(at, 0)}: count characters from 0, or "
-                            "leave the start out.")
+            raise UserError(f"{place} has the answer {words!r:.60}, which isn't in its "
+                            f"text at {max(at, 0)}: count characters from 0, or leave "
+                            "the start out.")
         yield words, at
 
 
