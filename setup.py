@@ -25,6 +25,7 @@ setup(
     install_requires=cfg["requirements"].split(),
     extras_require={
         "extra": cfg["extra_requirements"].split(),
+        "onnx": cfg["onnx_requirements"].split(),
         "test": cfg["test_requirements"].split(),
         "dev": (cfg["test_requirements"] + " " + cfg["dev_requirements"]).split(),
     },

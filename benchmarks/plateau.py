@@ -1,95 +1,67 @@
-"""Who leaves the unigram plateau, and when: positions and optimizers on the stories. About a minute on two free cores.
+"""Who leaves the unigram plateau, and when: positions and optimizers on the stories. Some ten minutes of one core.
 
-    python benchmarks/plateau.py [STEPS]      writes minibert/measured/plateau.json, which the reference plateau draws
+    OMP_NUM_THREADS=1 python benchmarks/plateau.py runs/plateau
 
-The same model (2 layers, 128 wide, no dropout), vocabulary, batches and masks in all four runs; AdamW at 2e-3, Muon at 0.02
-for the layers' matrices; linear schedule with 10 % warm-up. Every 10 steps: the masked loss, and the share of attention
-that the most neighbourly head gives to the two neighbours, on a fixed sentence. In the end that head's map.
+Runs plans/plateau.yaml by `minibert experiment` (500 steps, three rates on seed 0, the best of them on seeds 1 to 3), and
+writes minibert/measured/plateau.json: the verdicts, each judging run's loss in every tenth step, and for a fixed pair of
+sentences the share of its attention that the most neighbourly head gives to the two neighbours, with seed 1's map.
 """
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 import torch
 
-from minibert.measure.baselines import unigram_baseline
-from minibert.config import BertConfig
 from minibert.core.files import write_whole
-from minibert.core.precision import keep_freed_memory
-from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
-from minibert.data.documents import load_documents
+from minibert.measure.baselines import unigram_baseline
 from minibert.model import attentions
-from minibert.nn.block import BlockConfig
-from minibert.speed import FastBertForPreTraining, FastBlockForPreTraining
-from minibert.train.optimizers import make_optimizers
-from minibert.train.recipe import TrainingConfig
+from minibert.runs.experiment import run_plan
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.train.trainer import make_sampler
-from minibert.training import Run, train_step
+from minibert.train.callbacks import read_metrics
+from minibert.weights import load_pretrained
 
-OUT = Path(__file__).resolve().parents[1] / "minibert/measured" / "plateau.json"
+ROOT = Path(__file__).resolve().parent.parent
 A, B = "anna lost her red ball .", "she found it under the bed ."
-EVERY = 10
 
 
-def neighbours(probs):  # (S, S)
+def neighbours(probs: torch.Tensor) -> float:  # (S, S)
     "The mean share that goes to the word before and the word after."
-    S = len(probs)
-    return sum(probs.diagonal(k).sum().item() for k in (-1, 1)) / S
+    return sum(probs.diagonal(k).sum().item() for k in (-1, 1)) / len(probs)
 
 
 @torch.no_grad()
-def gaze(model, ids):
-    "The most neighbourly head's share and map."
-    model.eval()
-    maps = torch.cat([layer[0] for layer in attentions(model.bert, input_ids=ids)])
-    model.train()
-    shares = [neighbours(head) for head in maps]
-    k = max(range(len(shares)), key=shares.__getitem__)
-    return shares[k], maps[k]
+def nearest_head(run: Path, ids: torch.Tensor) -> torch.Tensor:  # (S, S)
+    "The map of the head that looks most at its neighbours."
+    model = load_pretrained(run).eval()
+    return max(torch.cat([layer[0] for layer in attentions(model.bert, input_ids=ids)]), key=neighbours)
 
 
-def run(positions, optimizer, corpus, tokenizer, ids, steps):
-    kinds = {"rotary": (BlockConfig, FastBlockForPreTraining)}
-    config, form = kinds.get(positions, (BertConfig, FastBertForPreTraining))
-    config = config.preset("tiny", vocab_size=tokenizer.vocab_size, max_position_embeddings=64, hidden_dropout_prob=0.0,
-                           attention_probs_dropout_prob=0.0)
-    loop = TrainingConfig(steps=steps, batch_size=32, length=64, optimizer=optimizer, learning_rate=2e-3)
-    model, sampler = form(config, seeded(0, 0, 2)).train(), make_sampler(corpus, tokenizer, loop)
-    optimizers, found, sums = make_optimizers(model, loop), dict(steps=[], loss=[], neighbours=[]), []
-    for step in range(steps):
-        sums.append(train_step(Run(model, optimizers, loop, step), sampler.batch(step, 32)).line["mlm_loss"])
-        if (step + 1) % EVERY == 0:
-            share, seen = gaze(model, ids)
-            found["steps"].append(step + 1)
-            found["loss"].append(round(sum(sums) / len(sums), 4))
-            found["neighbours"].append(round(share, 4))
-            sums = []
-    print(positions, optimizer, found["loss"][::5], found["neighbours"][::5], flush=True)
-    return found | dict(map=[[round(p, 4) for p in row] for row in seen.tolist()])
-
-
-def main():
-    steps = int(sys.argv[1]) if sys.argv[1:] else 500
-    keep_freed_memory()
-    documents = load_documents("stories", limit=3000)
-    tokenizer = WordPieceTokenizer.train((s for d in documents for s in d), vocab_size=8192)
-    corpus = Corpus.build(documents, tokenizer)
-    pieces = np.asarray(corpus.ids, dtype=np.int64)
-    unigram = unigram_baseline(np.bincount(pieces, minlength=tokenizer.vocab_size), pieces)
+def main() -> None:
+    folder, found = run_plan(ROOT / "benchmarks/plans/plateau.yaml", out=sys.argv[1])
+    tokenizer = WordPieceTokenizer.from_pretrained(folder / "text")
     ids = torch.tensor([tokenizer.encode(A, B)["input_ids"]])
+    pieces = np.asarray(Corpus.open(folder / "text/corpus", tokenizer).ids, dtype=np.int64)
+    counts = np.bincount(pieces, minlength=tokenizer.vocab_size)
     runs = {}
-    for positions, label in (("absolute", "learned"), ("rotary", "rotary")):
-        for optimizer, name in (("adamw", "AdamW"), ("muon", "Muon")):
-            runs[f"{label}, {name}"] = run(positions, optimizer, corpus, tokenizer, ids, steps)
-    result = dict(steps=steps, unigram_loss=unigram["unigram_loss"], even=2 / ids.shape[1],
-                  tokens=[tokenizer.pieces[i] for i in ids[0].tolist()], runs=runs)
-    write_whole(OUT, json.dumps(result) + "\n")
+    for row in found:
+        folders = [folder / f"{row['name']}-x{row['factor']:g}-seed{seed}" for seed in (1, 2, 3)]
+        lines = [read_metrics(run) for run in folders]
+        maps = [nearest_head(run, ids) for run in folders]
+        runs["learned, AdamW" if row["name"] == "base" else row["name"]] = dict(
+            factor=row["factor"], gain=[row[key] for key in ("gain", "low", "high")], verdict=row["verdict"],
+            steps=[line["step"] for line in lines[0]],
+            loss=[[round(line["mlm_loss"], 4) for line in own] for own in lines],
+            neighbours=[round(neighbours(own), 4) for own in maps],
+            map=[[round(p, 4) for p in line] for line in maps[0].tolist()])
+    runs["learned, AdamW"].update(gain=None, verdict="the base")  # there is nothing to compare it with
+    result = dict(
+        unigram_loss=unigram_baseline(counts, pieces)["unigram_loss"], even=2 / ids.shape[1],
+        tokens=[tokenizer.pieces[i] for i in ids[0].tolist()], runs=runs)
+    write_whole(ROOT / "minibert/measured/plateau.json", json.dumps(result) + "\n")
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__": main()

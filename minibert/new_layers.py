@@ -21,7 +21,7 @@ from .nn.rotary import turn
 from .nn.shortcuts import FastAttention, fast_attend
 
 # %% auto #0
-__all__ = ['ModernBertAttention', 'ModernBertLayer', 'near_mask', 'ModernBertEncoder', 'ModernBertEmbeddings', 'ModernBertModel',
+__all__ = ['ModernBertAttention', 'ModernBertLayer', 'local_mask', 'ModernBertEncoder', 'ModernBertEmbeddings', 'ModernBertModel',
            'ModernBertForMaskedLM', 'log_buckets', 'DebertaAttention', 'DebertaLayer', 'DebertaEncoder',
            'DebertaEmbeddings', 'DebertaModel', 'DebertaForMaskedLM']
 
@@ -55,7 +55,7 @@ class ModernBertLayer(EncoderLayer):
         return x + self.feed_forward(self.output_norm(x))
 
 # %% ../nbs/22b_new_layers.ipynb #aacb5b26
-def near_mask(
+def local_mask(
     queries: Tensor,  # (Q,), positions
     keys: Tensor,  # (S,), positions
     window: float,
@@ -84,7 +84,7 @@ class ModernBertEncoder(Encoder):
     def masks(self, hidden, mask):
         "What a layer may see that sees all, and one that looks nearby."
         place = torch.arange(hidden.shape[1], device=hidden.device)
-        near = near_mask(place, place, self.window, hidden.dtype)
+        near = local_mask(place, place, self.window, hidden.dtype)
         return mask, near if mask is None else torch.minimum(near, mask)
 
     def forward(self, hidden, mask=None):

@@ -65,19 +65,23 @@ class PairSampler(PretrainingExamples):
         self.masking = dict(mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size,
                             probability=probability, continues=continues)
 
+    def draw(self, count: int, generator: torch.Generator) -> Pairs:
+        "So many pairs; without `nsp`, B always follows A."
+        random = 0.5 if "nsp" in self.objectives else 0.0
+        return draw_pairs(
+            self.places, count, self.length, self.short, generator, random)
+
     def batch(
         self, step: int, batch_size: int = 32, *, positions: bool = False,
     ) -> dict[str, Tensor]:
         "The batch of a step, as the model takes it; with `positions` where asked."
         generator = seeded(self.seed, step)
-        random = 0.5 if "nsp" in self.objectives else 0.0
-        pairs = draw_pairs(
-            self.places, batch_size, self.length, self.short, generator, random)
+        pairs = self.draw(batch_size, generator)
         batch = collate(pairs, self.corpus.ids, self.tokenizer)
         if "mlm" in self.objectives:
             ids, text = batch["input_ids"], batch["positions"] >= 0
             ids, labels = mask_tokens(ids, text, generator=generator, **self.masking)
             batch |= dict(input_ids=ids, labels=labels)
-        if "nsp" not in self.objectives: del batch["next_sentence_label"]
+        if {*self.objectives} <= {"mlm"}: del batch["next_sentence_label"]
         if not positions: del batch["positions"]
         return batch

@@ -68,9 +68,11 @@ def load_pretrained(
     folder = find_checkpoint(name_or_folder, **where)
     try:
         name, family, config = read_kind(folder, architecture)
-        return from_hf(read_all(folder, family), config, name).eval()
+        model = from_hf(read_all(folder, family), config, name).eval()
     except UserError as problem:
         raise UserError(f"{name_or_folder} was not loaded. {problem}") from None
+    model.name_or_path = str(name_or_folder)  # as there: where its tokenizer is, too
+    return model
 
 # %% ../nbs/13_weights.ipynb #e7958ae4
 def load_encoder(name_or_folder: str | Path, **where) -> nn.Module:  # a BertModel
@@ -82,6 +84,7 @@ def load_encoder(name_or_folder: str | Path, **where) -> nn.Module:  # a BertMod
         raise UserError(f"{name_or_folder} is a {type(model).__name__}, which has no "
                         "BERT inside: give one that has.")
     model.bert.fresh = model.fresh  # what the checkpoint lacks, the pooler perhaps
+    model.bert.name_or_path = model.name_or_path
     return model.bert
 
 # %% ../nbs/13_weights.ipynb #6ae4affd

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lockstep import one_thread  # noqa: F401
 from minibert.nn import shortcuts
 from minibert.attention import MultiHeadAttention, attend, merge_heads, split_heads
 from minibert.nn.block import BlockAttention, BlockConfig, BlockEmbeddings
@@ -18,14 +19,6 @@ from minibert.nn.rotary import rotary_angles, rotate
 
 LOWEST = torch.finfo(torch.float64).min
 drawn = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def normal(*shape, seed=0):

@@ -26,17 +26,17 @@ ORDER = """  # of the modules: each may import those before it
     core.course core.errors core.fields core.files core.precision core.progress core.seeds data.stories one_page config text.cleaning
     text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
     data.tables data.documents measure.answers data.corpus data.pairs data.labels data.questions measure.baselines measure.predictions pairs
-    train.recipe train.optimizers training evaluation parity hub.sizes hub.families hub.config_files hub.files weights
+    train.recipe train.optimizers training evaluation parity hub.sizes hub.families hub.config_files hub.cards hub.files weights
     numpy_bert.weights numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes train.callbacks train.checkpoints train.gradients train.trainer
     finetuning nn.reader nn.sampling gpt t5 nn.rotary nn.shortcuts nn.block descendants data.objectives data.curricula train.average data.rows new_layers nn.packing what_helps speed measure.probes checks.exercises checks.experiments checks
     measure.observer
-    runs.plan runs.asking runs.tasks runs.bert tuning.tasks tuning.answer tuning.classify tuning.regress tuning.finetune text.foreign runs.run
+    runs.plan runs.asking runs.tasks runs.bert tuning.tasks tuning.answer tuning.classify tuning.regress tuning.predict tuning.finetune text.foreign runs.run
     runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
-    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c24 checks.c25 nn.fast nn.variants hub.compare measure.probe_runs tuning.tag tuning.predict
-    perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.experiment runs.t5 runs.descendants runs.variants cli.options
+    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c24 checks.c25 nn.fast nn.variants hub.compare hub.export measure.probe_runs tuning.tag
+    perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.experiment runs.t5 runs.descendants cli.options
     cli.main
 """.split("\n", 1)[1].split()
 FORBIDDEN = {"transformers", "nbdev", "fastcore", "pandas", "IPython", "jupyter"}
@@ -167,14 +167,14 @@ def test_uv_and_pip_take_one_tested_set():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf8").splitlines()
     uv = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]["uv"]
     assert uv["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
-    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements"):  # and settings.ini allows it
+    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements"):  # and settings.ini allows it
         for wanted in settings(name).values():
             pinned = [pin for pin in map(Requirement, uv["constraint-dependencies"]) if pin.name == wanted.name.replace("_", "-")]
             assert pinned and all(str(pin.specifier)[2:] in wanted.specifier for pin in pinned), wanted
 
 
 def test_every_requirement_has_a_lower_bound():
-    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements"):
+    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements"):
         for wanted in settings(name).values():
             assert any(part.operator == ">=" for part in wanted.specifier), wanted
 
@@ -183,10 +183,11 @@ def test_what_is_required_is_what_the_package_imports():
     "The rest is asked for where an option needs it, with a sentence for whoever lacks it: that is the extra."
     found = {name.split(".")[0] for module in NAMES for name in imports(module)} - sys.stdlib_module_names - {"minibert"}
     by_import = {"annotated-types": "annotated_types", "pyyaml": "yaml", "scikit-learn": "sklearn"}
-    required, extra = ({by_import.get(name, name) for name in settings(kind)} for kind in ("requirements", "extra_requirements"))
+    extras = settings("extra_requirements") | settings("onnx_requirements")
+    required, extra = ({by_import.get(name, name) for name in names} for names in (settings("requirements"), extras))
     assert required <= found, f"never imported: {required - found}"
     assert found - required <= extra, f"imported and not required: {found - required - extra}"
-    assert not required & extra and settings("extra_requirements").keys() <= settings("test_requirements").keys()
+    assert not required & extra and extras.keys() <= settings("test_requirements").keys()
 
 
 def test_wheel_has_every_file_and_the_command(tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ CLS_OR_MEAN = Experiment(
     hints=(
         "What has to be the same in both runs of a pair? And what has to differ between "
         "the pairs?",
-        "Reread [Keep the best weights](19_finetuning.ipynb#Keep-the-best-weights): "
+        "Reread [The opponents](19_finetuning.ipynb#The-opponents): "
         "`learn` takes a `seed` and a `pooling`, and `is_right(model).mean()` is the test "
         "accuracy.",
         "A skeleton:\n"

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import __version__
 from .options import (
-    Answer, Bench, Classify, Compare, Embed, Evaluate, ExperimentCall, FillMask,
+    Answer, Bench, Classify, Compare, Embed, Evaluate, ExperimentCall, Export, FillMask,
     Finetune, Generate, Inspect, NextSentence, Parity, Predict, Probe, Runs, parse)
 from ..core.errors import UserError, explain
 from ..core.files import read_json
@@ -31,8 +31,8 @@ from ..runs.tasks import find_task, task_of
 # %% auto #0
 __all__ = ['FUNCTIONS', 'print_found', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity', 'run_bench',
            'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
-           'run_generate', 'run_classify', 'run_answer', 'run_predict', 'run_embed', 'run_inspect', 'check_text',
-           'plain_warnings', 'main']
+           'run_generate', 'run_classify', 'run_answer', 'run_predict', 'run_embed', 'run_export', 'run_inspect',
+           'check_text', 'plain_warnings', 'main']
 
 # %% ../../nbs/reference/cli/main.ipynb #95293e22
 def print_found(options: Any, found: dict, *words: str | list) -> None:
@@ -66,7 +66,7 @@ def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_clas
     summary = finish(model, seconds, run)
     rest = [] if call.quiet or call.json else [
         *meaning(task, summary).split("\n"), *task.answers(model, run).split("\n"), ""]
-    hint = task.hint(summary).replace("RUN", shlex.quote(str(run.folder)))
+    hint = task.hint(summary, run).replace("RUN", shlex.quote(str(run.folder)), 1)
     more = [] if call.quiet or task.short_of(plan) else [f"  minibert {hint}"]
     saved = f"Saved in {run.folder}." + (" Ask it more:" if more else "")
     print_found(options, dict(folder=str(run.folder)) | summary,
@@ -90,8 +90,8 @@ def run_finetune(options: Finetune) -> None:
             folder, is_shown(), **{name: own[name] for name in moved})
     if join_processes()[0]: return
     task = finetuning_task(options.task)
-    hint = task.hint.replace("RUN", shlex.quote(str(folder)))
-    if options.text_pair_column: hint += task.pair_hint
+    hint = task.hint_for(bool(options.text_pair_column))
+    hint = hint.replace("RUN", shlex.quote(str(folder)))
     more = [] if options.quiet else [f"  minibert {hint}"]
     labels = label_rows(figures)
     print_found(options, dict(folder=str(folder)) | figures, task.rows(figures), "",
@@ -279,18 +279,28 @@ def run_predict(options: Predict) -> int:  # 1 where a row was bad
     from minibert.tuning.predict import predict_file
     columns = options.text_column, options.text_pair_column
     return predict_file(options.run, options.file, options.out, columns,
-                        options.json, options.batch_size)
+                        options.json, options.batch_size, options.device)
 
 
 def run_embed(options: Embed) -> int:  # 1 where a row was bad
     "Write a vector for each text of a file."
     from minibert.tuning.predict import embed_file
     own = {name: getattr(options, name) for name in (
-        "length", "normalize", "batch_size")}
+        "length", "normalize", "batch_size", "device")}
     code = embed_file(
         options.run, options.file, options.out, options.text_column, **own)
     print_found(options, dict(vectors=options.out), f"Saved in {options.out}.")
     return code
+
+
+def run_export(options: Export) -> None:
+    "Write an ONNX file, and say where it is and how far its answers are from ours."
+    say(f"Exporting {options.run}, for half a minute ...")
+    from minibert.hub.export import export_onnx
+    found = export_onnx(options.run, options.out, options.encoder)
+    far, outputs = found["largest_difference"], ", ".join(found["outputs"])
+    print_found(options, found, f"Saved in {found['folder']}: model.onnx gives "
+                f"{outputs}, at most {far:.1e} from what the model gives here.")
 
 
 def run_inspect(options: Inspect) -> None:
@@ -304,8 +314,8 @@ def run_inspect(options: Inspect) -> None:
 FUNCTIONS = {
     Evaluate: run_evaluate, FillMask: run_fill_mask, NextSentence: run_next_sentence,
     Generate: run_generate, Parity: run_parity, Finetune: run_finetune,
-    Classify: run_classify, Answer: run_answer, Predict: run_predict,
-    Embed: run_embed, Inspect: run_inspect, Probe: run_probe, Bench: run_bench,
+    Classify: run_classify, Answer: run_answer, Predict: run_predict, Embed: run_embed,
+    Export: run_export, Inspect: run_inspect, Probe: run_probe, Bench: run_bench,
     Runs: run_runs, Compare: run_compare, ExperimentCall: run_experiment}
 
 

@@ -23,8 +23,8 @@ from ..runs.tasks import Task, read_plan, task_of
 # %% auto #0
 __all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class',
            'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Answer', 'Predict',
-           'Embed', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for', 'pretrain_default',
-           'finetune_default', 'parse']
+           'Embed', 'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for',
+           'pretrain_default', 'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
 Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
@@ -65,7 +65,7 @@ class Evaluate(Output):
     "Measure a run on its held-out text, or any checkpoint on another text."
 
     run: RunName  # a run's folder; with --dataset, any checkpoint
-    dataset: Name | None = None  # another text's validation split, or 2 documents of 40
+    dataset: Name | None = None  # another text's validation split, or a twentieth
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
 
@@ -157,6 +157,7 @@ class Predict(Output):
     text_column: Name | None = None  # of the table (default: as it has learned)
     text_pair_column: Name | None = None  # the second text (default: as learned)
     batch_size: Batch = 64  # texts that are computed together
+    device: Name | None = None  # as cuda:1, mps (default: a GPU if there is one)
 
 
 @checked
@@ -164,12 +165,23 @@ class Embed(Output):
     "Write a vector for each text of a file: the mean over its tokens."
 
     run: RunName  # a run's folder, or a model's name on the hub
-    file: FileName  # a table, or a file with a text in each line
+    file: FileName  # a table, a file with a text in each line, or - for what is piped
     out: Name  # a new .npy file, with a row for each text
     text_column: Name = "text"  # of the table
     length: Count | None = None  # tokens that are read (default: all that it can)
     normalize: Switch = False  # make every vector as long as 1
     batch_size: Batch = 64  # texts that are computed together
+    device: Name | None = None  # as cuda:1, mps (default: a GPU if there is one)
+
+
+@checked
+class Export(Output):
+    "Write a BERT for use without PyTorch: an ONNX file, its tokenizer, its labels."
+
+    run: RunName  # a run's folder, or a model's name on the hub
+    to: Literal["onnx"] = "onnx"  # the format
+    out: Name | None = None  # a new folder (default: onnx in the run's)
+    encoder: Switch = False  # the encoder's states, without the heads on it
 
 
 @checked
@@ -247,6 +259,7 @@ COMMANDS = {
     "answer": Answer,
     "predict": Predict,
     "embed": Embed,
+    "export": Export,
     "inspect": Inspect,
     "probe": Probe,
     "bench": Bench,

@@ -135,23 +135,58 @@ def split_reading(
     return iter(documents), list
 
 # %% ../../nbs/reference/data/documents.ipynb #25d4ed4a
+_LINES = 20  # of a document, where no blank line ends one
+
+
+def _group_lines(lines):
+    "Lines to documents: up to a blank one, or blocks where there is none."
+    head = list(islice(lines, 1000))
+    lines = chain(head, lines)
+    if re.search(r"\n\s*\n", "".join(head).strip()): return group_rows(lines, False)
+    lines = map(str.strip, filter(str.strip, lines))
+    return iter(lambda: [*islice(lines, _LINES)], [])
+
+
 def _read_files(files):
     "Text files to documents of one paragraph."
     for file in files:
-        for paragraphs in group_rows(read_lines(file), whole=False):
-            yield [" ".join(paragraphs)]
+        for paragraphs in _group_lines(read_lines(file)): yield [" ".join(paragraphs)]
 
 # %% ../../nbs/reference/data/documents.ipynb #d2554463
-def _held_out(read, split, what):
-    "Without a validation split, the first two of every forty documents are held out."
-    count = 0
-    for count, document in enumerate(read(), start=1):
-        if ((count - 1) % 40 < 2) == (split != "train"): yield document
-    if count < 4:
+_FEW, _MANY = 500, 2000  # characters: held out early; of a long document
+
+
+def _cut_end(document, characters):
+    "A document's sentences in two: what comes before its end, and its end."
+    sentences = cut_sentences(document)
+    at, left = len(sentences), characters
+    while at > 1 and left > 0:
+        at -= 1
+        left -= len(sentences[at])
+    return sentences[:at], sentences[at:]
+
+
+def _held_out(read, split, share, what):
+    "Without a validation split, a share of the characters is held out, all along."
+    total = held = kept = 0
+    for document in read():
+        size, before = sum(map(len, document)), total - held
+        total += size
+        owed, early = share * total - held, False
+        if kept < 2 and before > held:  # pairs take two documents
+            early = len(cut_sentences(document)) > 1
+            if early: owed = max(owed, _FEW)
+        if size <= _MANY and owed >= size / 2: parts = [], document
+        elif early or owed >= _MANY: parts = _cut_end(document, owed)
+        else: parts = document, []
+        held += sum(map(len, parts[1]))
+        kept += bool(parts[1])
+        if part := parts[split != "train"]: yield part
+    if not 0 < held < total:
         raise UserError(
-            f"{what} has {count} documents, and four are needed, two to train on and "
-            "two to hold out: give more text, with a blank line between documents, or "
-            "a document a row.")
+            f"{what} has too little text, {total} characters, to hold out a part of "
+            "it: give more, with a blank line between documents, or a document a row.")
+
 
 # %% ../../nbs/reference/data/documents.ipynb #f6e2d74f
 def _load_rows(source, name, split, column, streaming):
@@ -191,6 +226,7 @@ def load_documents(
     text_column: str = "text",  # the column that holds the text
     limit: int | None = None,  # at most so many documents
     streaming: bool = False,  # a data set is read as it comes, and not kept
+    validation_share: float = 0.05,  # held out where no split is
 ) -> Documents:  # iterate over it as often as you like
     "Read documents, lists of sentences; UserError or OSError where that fails."
     what = f"{source}, {split}"
@@ -200,7 +236,8 @@ def load_documents(
         sentences = [list(story.sentences) for story in stories(count, split=split)]
         return Documents(lambda: iter(sentences), what, limit)
     read, apart = _open_source(source, name, split, text_column, streaming)
-    kept = read if apart else (lambda: _held_out(read, split, source))
+    kept = read if apart else (lambda: _held_out(
+        read, split, validation_share, source))
     return Documents(kept, what, limit, cut_sentences)
 
 # %% ../../nbs/reference/data/documents.ipynb #3d0fc213

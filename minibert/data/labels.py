@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..text.wordpiece import WordPieceTokenizer, pad_rows
 
 # %% auto #0
 __all__ = ['Examples', 'number_labels', 'find_split', 'read_labelled', 'read_examples', 'take_share', 'check_counts', 'hold_out',
-           'count_cut', 'ExampleSampler', 'ask', 'judge']
+           'count_cut', 'ExampleSampler', 'in_batches', 'ask', 'judge']
 
 # %% ../../nbs/reference/data/labels.ipynb #91610812
 @dataclass(frozen=True)
@@ -268,6 +268,22 @@ class ExampleSampler:
         return dict(majority_accuracy=float(counts.max() / len(self)))
 
 # %% ../../nbs/reference/data/labels.ipynb #697f655a
+def in_batches(
+    order: Sequence[int],  # places, the shortest row first
+    lengths: np.ndarray,  # of the rows
+    size: int,  # rows in a batch at most
+    most: float,  # tokens at most, padding included; one row may have more
+) -> Iterator[list[int]]:
+    "Cut places in the order of their lengths into batches."
+    batch = []
+    for k in order:
+        if batch and (len(batch) == size or (len(batch) + 1) * lengths[k] > most):
+            yield batch
+            batch = []
+        batch.append(k)
+    if batch: yield batch
+
+
 def ask(
     model: nn.Module,  # a BertClassifier
     sampler: ExampleSampler,
@@ -278,8 +294,9 @@ def ask(
     answer = answer or (lambda batch: model(**batch).logits)
     order, parts = np.argsort(sampler.lengths, kind="stable"), []
     with evaluating(model) as device:
-        for at in range(0, len(order), batch_size):
-            batch = sampler.gather(order[at:at + batch_size])
+        most = 1024 if device.type == "cpu" else math.inf  # tokens, for its caches
+        for places in in_batches(order, sampler.lengths, batch_size, most):
+            batch = sampler.gather(places)
             labels = batch.pop("labels")
             found = answer({k: v.to(device) for k, v in batch.items()}).cpu()
             parts += sampler.pick(found, labels)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..core.seeds import seeded
-from .pairs import draw_pairs
+from .pairs import Pairs
 from ..descendants import swap_order
-from ..masking import mask_tokens, number_words
+from ..masking import number_words
 from ..measure.predictions import PretrainingExamples
-from ..pairs import PairSampler, collate
+from ..pairs import PairSampler
 
 # %% auto #0
 __all__ = ['span_length', 'draw_spans', 'mask_spans', 'SpanPairs', 'SwappedPairs', 'hiding']
@@ -105,21 +105,10 @@ class SpanPairs(PretrainingExamples):
 class SwappedPairs(PairSampler):
     "Pairs of one document, half of them in the wrong order (Lan et al. 2019, 3.1)."
 
-    def batch(
-        self, step: int, batch_size: int = 32, *, positions: bool = False,
-    ) -> dict[str, Tensor]:
-        "The batch of a step; with `positions` in the corpus where asked."
-        generator = seeded(self.seed, step)
-        pairs = draw_pairs(
-            self.places, batch_size, self.length, self.short, generator, random=0.0)
-        swapped = torch.rand(batch_size, generator=generator).numpy() < 0.5
-        batch = collate(swap_order(pairs, swapped), self.corpus.ids, self.tokenizer)
-        if "mlm" in self.objectives:
-            ids, text = batch["input_ids"], batch["positions"] >= 0
-            ids, labels = mask_tokens(ids, text, generator=generator, **self.masking)
-            batch |= dict(input_ids=ids, labels=labels)
-        if not positions: del batch["positions"]
-        return batch
+    def draw(self, count: int, generator: torch.Generator) -> Pairs:
+        "So many pairs, of which the label says whether they are swapped."
+        pairs = super().draw(count, generator)
+        return swap_order(pairs, torch.rand(count, generator=generator).numpy() < 0.5)
 
     def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
         "The figures of a BERT's two heads, those of the pairs under their own name."

@@ -5,9 +5,6 @@
 # %% ../../nbs/reference/data/rows.ipynb #8b3c57a8
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -22,7 +19,7 @@ from ..measure.predictions import Predictions, PretrainingExamples
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['FullSentences', 'Stretches', 'asked', 'OrderedPairs', 'Taught', 'Replaced', 'show_replaced']
+__all__ = ['FullSentences', 'Stretches', 'OrderedPairs', 'Taught', 'Replaced', 'show_replaced']
 
 # %% ../../nbs/reference/data/rows.ipynb #ebcfe5df
 class FullSentences(PretrainingExamples):
@@ -81,16 +78,6 @@ class Stretches(FullSentences):
             found.append([*range(start, min(end, start + self.length - 2))])
         return found
 
-# %% ../../nbs/reference/data/rows.ipynb #0f36ed92
-def asked(
-    model: nn.Module, examples: Any, batches: int, batch_size: int,
-) -> Iterator[tuple]:  # the step, its batch, and the model's output
-    "Ask a model about the first batches, in eval mode."
-    with evaluating(model) as device:
-        for step in range(batches):
-            batch = examples.batch(step, batch_size)
-            yield step, batch, model(**{n: v.to(device) for n, v in batch.items()})
-
 # %% ../../nbs/reference/data/rows.ipynb #930472da
 class OrderedPairs(SwappedPairs):
     "Pairs of one document, half of them in the wrong order, for an ALBERT."
@@ -98,23 +85,10 @@ class OrderedPairs(SwappedPairs):
     def __init__(self, *place, objectives=("mlm", "sop"), **named):
         super().__init__(*place, objectives=objectives, **named)
 
-    def batch(
-        self, step: int, batch_size: int = 32, *, positions: bool = False,
-    ) -> dict[str, Tensor]:
-        "The batch of a step; with `positions` in the corpus where asked."
-        batch = super().batch(step, batch_size, positions=positions)
+    def batch(self, step: int, batch_size: int = 32, **more) -> dict[str, Tensor]:
+        "The batch of a step, with the label under the name that an ALBERT reads."
+        batch = super().batch(step, batch_size, **more)
         return batch | dict(sentence_order_label=batch.pop("next_sentence_label"))
-
-    def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
-        "The masked words', and the loss and accuracy of the order."
-        parts, own = [], super().figures(model, batches, batch_size)
-        for step, batch, out in asked(model, self, batches, batch_size):
-            row = torch.arange(batch_size) + step * batch_size
-            label = batch["sentence_order_label"]
-            parts.append(Predictions.of(out.seq_relationship_logits, label, row))
-        order = Predictions.joined(parts)
-        return own | dict(sop_loss=(order.loss, order.row),
-                          sop_accuracy=(order.right, order.row))
 
 # %% ../../nbs/reference/data/rows.ipynb #8d608c87
 class Taught(FullSentences):
@@ -156,7 +130,10 @@ class Replaced(FullSentences):
     def figures(self, model, batches: int = 50, batch_size: int = 32) -> dict:
         "The generator's masked words, and what the discriminator finds."
         parts, own = [], super().figures(model, batches, batch_size)
-        for step, batch, out in asked(model, self, batches, batch_size):
+        for step in range(batches):
+            batch = self.batch(step, batch_size)
+            with evaluating(model) as device:
+                out = model(**{n: v.to(device) for n, v in batch.items()})
             real = batch["attention_mask"].bool()
             row = torch.arange(batch_size)[:, None].expand_as(real) + step * batch_size
             logits = torch.stack([torch.zeros_like(out.verdicts), out.verdicts], -1)

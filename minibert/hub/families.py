@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import UserError
 
 # %% auto #0
-__all__ = ['FAMILIES', 'Family', 'resolve', 'find_family', 'family_of', 'reads', 'tokenizer_options', 'Entry', 'unroll',
+__all__ = ['FAMILIES', 'Family', 'resolve', 'choose', 'find_family', 'family_of', 'reads', 'tokenizer_options', 'Entry', 'unroll',
            'into_ours', 'into_theirs']
 
 # %% ../../nbs/reference/hub/families.ipynb #f6c754ad
@@ -26,7 +26,7 @@ class Family:
 
     config: str | type  # the config's class, or "module:Class", imported on demand
     model: str | Callable  # makes a config's model: a class, or "module:Class.method"
-    table: str  # a line for each module or lone parameter: ours, theirs; see `Entry`
+    table: str = ""  # a line for each module or parameter: ours, theirs; none: the same
     base: str = ""  # the prefix that a file of the bare encoder leaves out
     where: dict = field(default_factory=dict)  # fields of the config that tell it apart
     tied: dict = field(default_factory=dict)  # a second name of theirs -> the first
@@ -52,6 +52,12 @@ def resolve(place: Any) -> Any:
     if not isinstance(place, str): return place
     module, _, name = place.partition(":")
     return attrgetter(name)(import_module(module))
+
+
+def choose(option: str, name: str, registry: dict) -> Any:
+    "What an option names in a registry; UserError where it names nothing."
+    if name in registry: return resolve(registry[name])
+    raise UserError(f"--{option} is {name}: choose {' or '.join(registry)}.")
 
 # %% ../../nbs/reference/hub/families.ipynb #bdb941f9
 _BODY = """
@@ -85,7 +91,8 @@ _ONLY = {base: dict(position_embedding_type=[positions], is_decoder=[False],
          for base, positions in (("bert", "absolute"), ("roformer", "rotary"))}
 
 # %% ../../nbs/reference/hub/families.ipynb #d22a0002
-_UNUSED = "roberta.pooler.dense.weight", "roberta.pooler.dense.bias"
+_UNUSED = (*_BUFFERS, "roberta.pooler.dense.weight", "roberta.pooler.dense.bias",
+           "embeddings.position_embeddings.weight")  # in DeBERTa v3's files
 _TABLES = "".join(_BODY.splitlines(True)[:5])  # of the embeddings
 
 
@@ -122,22 +129,34 @@ _FINDER = _ELECTRA + """
 dense                                  discriminator_predictions.dense
 verdict                                discriminator_predictions.dense_prediction
 """
-
-
-def _descendant(kind: str, name: str, table: str, decoder: str = "", **more) -> Family:
-    "One of chapter 22a; `decoder` is their second name for the word table."
-    word = {"distilbert": "DistilBert"}.get(kind, kind.capitalize())
-    tied = {f"{decoder}.weight": f"{kind}.embeddings.word_embeddings.weight"}
-    if f"{decoder}.bias" not in table:
-        tied[f"{decoder}.bias"] = decoder.replace("decoder", "bias")
-    heads = {"bert.pooler": "pooler", "mlm_head": "MLM head", "nsp_head": "SOP head"}
-    own = dict(optional={part: said for part, said in heads.items() if part in table},
-               tied=tied if decoder else {}, compared="minibert.hub.compare:MASKS")
-    only = dict.fromkeys(("hidden_act", "activation"), _ACTIVATIONS)
-    only |= dict(is_decoder=[False], num_hidden_groups=[1], inner_group_num=[1])
-    return Family(f"minibert.hub.sizes:{word}Config", f"minibert.descendants:{name}",
-                  table.replace("BASE", kind), f"{kind}.", ignored=_BUFFERS + _UNUSED,
-                  only=only, **own | more)
+_DEBERTA = re.sub(r"(self.\w+)\n", r"\1_proj\n", _BODY.replace("BASE", "deberta")) + """
+LAYER.distance_key   deberta.encoder.layer.#.attention.self.pos_key_proj
+LAYER.distance_query deberta.encoder.layer.#.attention.self.pos_query_proj
+bert.encoder.distances                 deberta.encoder.rel_embeddings
+bert.encoder.norm                      deberta.encoder.LayerNorm
+mlm_head.dense                         lm_predictions.lm_head.dense
+mlm_head.norm                          lm_predictions.lm_head.LayerNorm
+mlm_head.bias                          lm_predictions.lm_head.bias
+""".replace("LAYER", "bert.encoder.layers.#.attention")
+_OLD_HEAD = {  # DeBERTa's head in files with legacy=True
+    "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+} | {f"cls.predictions.{old}": f"lm_predictions.lm_head.{new}" for old, new in (
+    ("transform.dense.weight", "dense.weight"), ("bias", "bias"),
+    ("transform.dense.bias", "dense.bias"), ("decoder.bias", "bias"),
+    ("transform.LayerNorm.weight", "LayerNorm.weight"),
+    ("transform.LayerNorm.bias", "LayerNorm.bias"))}
+_MODERN = """
+bert.embeddings.word_embeddings        model.embeddings.tok_embeddings
+bert.embeddings.norm                   model.embeddings.norm
+LAYER.attention_norm                   model.layers.#.attn_norm
+LAYER.attention.query,LAYER.attention.key,LAYER.attention.value model.layers.#.attn.Wqkv
+LAYER.attention.output                 model.layers.#.attn.Wo
+LAYER.output_norm                      model.layers.#.mlp_norm
+LAYER.feed_forward.up,LAYER.feed_forward.gate model.layers.#.mlp.Wi
+LAYER.feed_forward.down                model.layers.#.mlp.Wo
+bert.encoder.norm                      model.final_norm
+""".replace("LAYER", "bert.encoder.layers.#") + _head(
+    "head.dense", "head.norm", "decoder.bias")
 
 
 def _two_models() -> str:
@@ -149,19 +168,52 @@ def _two_models() -> str:
             + lines("generator.", "generator.", _GENERATOR))
 
 
-_DESCENDANTS = {(kind, name): _descendant(kind, name, *more) for kind, name, *more in (
-    ("roberta", "RobertaForMaskedLM", _BODY + _head(
-        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias"), "lm_head.decoder"),
-    ("albert", "AlbertForPreTraining", _ALBERT, "predictions.decoder"),
-    ("electra", "ElectraForPreTraining", _FINDER),
-    ("electra", "ElectraForMaskedLM", _GENERATOR, "generator_lm_head"))}
-_DESCENDANTS["distilbert", "DistilBertForMaskedLM"] = _descendant(
-    "distilbert", "DistilBertForMaskedLM", _DISTILBERT, "vocab_projector",
-    fast="minibert.descendants:DistilBertStudent")
-_DESCENDANTS["electra", "ElectraForJointTraining"] = _descendant(
-    "electra", "ElectraForJointTraining", _two_models(), beside=("generator.",),
-    optional={})
+_COMPUTED = dict(
+    hidden_act=_ACTIVATIONS, activation=_ACTIVATIONS, is_decoder=[False],
+    num_hidden_groups=[1], inner_group_num=[1],  # ALBERT's
+    relative_attention=[True], conv_kernel_size=[0])  # DeBERTa's
 
+
+def _descendant(
+    kind: str, name: str, table: str,
+    decoder: str = "",  # their second name for the word table
+    module: str = "minibert.descendants",
+    **more,
+) -> tuple[tuple[str, str], Family]:  # with its key
+    "A descendant of BERT; its table begins with the words."
+    table, ours = table.replace("BASE", kind), name.replace("V2", "")
+    words = table.split()[1]
+    tied = {f"{decoder}.weight": f"{words}.weight"}
+    if f"{decoder}.bias" not in table:
+        tied[f"{decoder}.bias"] = decoder.replace("decoder", "bias")
+    heads = {"bert.pooler": "pooler", "mlm_head": "MLM head", "nsp_head": "SOP head"}
+    own = dict(optional={part: said for part, said in heads.items() if part in table},
+               tied=tied if decoder else {}, compared="minibert.hub.compare:MASKS",
+               ignored=_UNUSED, only=_COMPUTED)
+    return (kind, name), Family(
+        f"minibert.hub.sizes:{ours.partition('For')[0]}Config", f"{module}:{ours}",
+        table, f"{words.partition('.')[0]}.", **own | more)
+
+
+_DESCENDANTS = dict([
+    _descendant("roberta", "RobertaForMaskedLM", _BODY + _head(
+        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias"), "lm_head.decoder"),
+    _descendant("albert", "AlbertForPreTraining", _ALBERT, "predictions.decoder"),
+    _descendant("electra", "ElectraForPreTraining", _FINDER),
+    _descendant("electra", "ElectraForMaskedLM", _GENERATOR, "generator_lm_head"),
+    _descendant("electra", "ElectraForJointTraining", _two_models(),
+                beside=("generator.",), optional={}),
+    _descendant("distilbert", "DistilBertForMaskedLM", _DISTILBERT, "vocab_projector",
+                fast="minibert.descendants:DistilBertStudent"),
+    _descendant("deberta-v2", "DebertaV2ForMaskedLM", _DEBERTA,
+                module="minibert.new_layers", tied=_OLD_HEAD),
+    _descendant("modernbert", "ModernBertForMaskedLM", _MODERN, "decoder",
+                module="minibert.new_layers", only=dict(
+                    hidden_activation=["gelu"], classifier_activation=["gelu"],
+                    attention_bias=[False], mlp_bias=[False], norm_bias=[False],
+                    classifier_bias=[False], decoder_bias=[True],
+                    attention_dropout=[0], embedding_dropout=[0], mlp_dropout=[0])),
+])
 
 # %% ../../nbs/reference/hub/families.ipynb #bade9abf
 def _pre_training(base: str, config: str, model: str, **more) -> Family:
@@ -233,41 +285,6 @@ STACK.norm                       STACK.final_layer_norm
 _T5 = "words shared\nhead lm_head\n" + "".join(
     _STACK.replace("STACK", stack).replace("LAST", last)
     for stack, last in (("encoder", "1"), ("decoder", "2")))
-_DEBERTA = re.sub(r"(self.\w+)\n", r"\1_proj\n", _BODY.replace("BASE", "deberta")) + """
-LAYER.distance_key   deberta.encoder.layer.#.attention.self.pos_key_proj
-LAYER.distance_query deberta.encoder.layer.#.attention.self.pos_query_proj
-bert.encoder.distances                 deberta.encoder.rel_embeddings
-bert.encoder.norm                      deberta.encoder.LayerNorm
-mlm_head.dense                         lm_predictions.lm_head.dense
-mlm_head.norm                          lm_predictions.lm_head.LayerNorm
-mlm_head.bias                          lm_predictions.lm_head.bias
-""".replace("LAYER", "bert.encoder.layers.#.attention")
-_VARIANT = "".join(f"{name} {name}\n" for name in [  # nobody else has names for it
-    *re.findall("^\\S+", _BODY + _POOLER + _HEADS, re.M), "decoder",
-    "bert.encoder.norm", "bert.encoder.distances.table",
-    *(f"bert.encoder.layers.#.{part}" for part in (
-        "feed_forward.gate", "after_attention", "after_output", "attention.score_norm",
-        "attention.mix"))])
-_OLD_HEAD = {  # DeBERTa's head in files with legacy=True
-    f"cls.predictions.{old}": f"lm_predictions.lm_head.{new}" for old, new in (
-        ("transform.dense.weight", "dense.weight"), ("bias", "bias"),
-        ("transform.dense.bias", "dense.bias"), ("decoder.bias", "bias"),
-        ("transform.LayerNorm.weight", "LayerNorm.weight"),
-        ("transform.LayerNorm.bias", "LayerNorm.bias"))}
-_MODERN = """
-bert.embeddings.word_embeddings        model.embeddings.tok_embeddings
-bert.embeddings.norm                   model.embeddings.norm
-LAYER.attention_norm                   model.layers.#.attn_norm
-LAYER.attention.query,LAYER.attention.key,LAYER.attention.value model.layers.#.attn.Wqkv
-LAYER.attention.output                 model.layers.#.attn.Wo
-LAYER.output_norm                      model.layers.#.mlp_norm
-LAYER.feed_forward.up,LAYER.feed_forward.gate model.layers.#.mlp.Wi
-LAYER.feed_forward.down                model.layers.#.mlp.Wo
-bert.encoder.norm                      model.final_norm
-mlm_head.dense                         head.dense
-mlm_head.norm                          head.norm
-mlm_head.bias                          decoder.bias
-""".replace("LAYER", "bert.encoder.layers.#")
 _ANGLES = {"roformer.encoder.embed_positions.weight": "minibert.nn.rotary:angle_table"}
 _OWN = _POOLER + "classifier mean_classifier"  # no class of theirs pools the mean
 _DEEP = "bert.pooler classifier.dense\nclassifier classifier.out_proj"
@@ -315,28 +332,9 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         compared="minibert.hub.compare:ANSWERS",
         fast="minibert.nn.fast:FastT5ForConditionalGeneration",
         inspected="minibert.show.page:show_answered"),
-    ("deberta-v2", "DebertaV2ForMaskedLM"): Family(
-        "minibert.hub.sizes:DebertaConfig", "minibert.new_layers:DebertaForMaskedLM",
-        _DEBERTA, "deberta.", tied=_OLD_HEAD | {
-            "cls.predictions.decoder.weight":
-                "deberta.embeddings.word_embeddings.weight"},
-        optional={"mlm_head": "MLM head"}, compared="minibert.hub.compare:MASKS",
-        ignored=("position_ids", "embeddings.position_embeddings.weight"),  # v3's files
-        only=dict(relative_attention=[True], conv_kernel_size=[0],
-                  hidden_act=_ACTIVATIONS)),
-    ("modernbert", "ModernBertForMaskedLM"): Family(
-        "minibert.hub.sizes:ModernBertConfig",
-        "minibert.new_layers:ModernBertForMaskedLM", _MODERN, "model.",
-        tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-        optional={"mlm_head": "MLM head"}, compared="minibert.hub.compare:MASKS",
-        only=dict(
-            hidden_activation=["gelu"], classifier_activation=["gelu"],
-            attention_bias=[False], mlp_bias=[False], norm_bias=[False],
-            classifier_bias=[False], decoder_bias=[True], attention_dropout=[0],
-            embedding_dropout=[0], mlp_dropout=[0])),
     ("variant", "VariantForPreTraining"): Family(
         "minibert.nn.variants:VariantConfig",
-        "minibert.nn.variants:VariantForPreTraining", _VARIANT, compared="",
+        "minibert.nn.variants:VariantForPreTraining", compared="",
         fast="minibert.nn.variants:FastVariantForPreTraining"),
 }
 
@@ -401,6 +399,7 @@ def unroll(
     names: Any,  # of our model's parameters
 ) -> list[Entry]:  # in the order of `names`
     "The table for one model: each parameter once."
+    if not table: return [Entry((name,), name, False) for name in names]
     rows, entries = _rows(table), {}
     for name in names:
         line, end = re.sub(r"\.\d+\.", ".#.", name, count=1), ""

@@ -31,7 +31,7 @@ from .families import (
 
 # %% auto #0
 __all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'load_tensors', 'read_tensors', 'find_checkpoint', 'read_all',
-           'our_tensors', 'their_state', 'write_model', 'build_model', 'read_weights', 'whole_folder']
+           'our_tensors', 'their_state', 'config_values', 'write_model', 'build_model', 'read_weights', 'whole_folder']
 
 # %% ../../nbs/reference/hub/files.ipynb #5d982056
 def read_sizes(
@@ -225,17 +225,22 @@ def their_state(
 _ENDS = "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"
 
 
+def config_values(model: nn.Module) -> dict:  # of any family
+    "What a `config.json` says of a model: its sizes, class and dtype."
+    name, family = family_of(model)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    values = model.config.to_dict() | dict(architectures=[name], dtype=dtype)
+    return (dict(tie_word_embeddings=True) if family.tied else {}) | values
+
+
 def write_model(model: nn.Module, folder: Path) -> None:
     "Write the config, the ids for `generate`, and the weights, each tensor once."
-    name, family = family_of(model)
-    state = their_state(model)
+    _, family = family_of(model)
+    state, values = their_state(model), config_values(model)
     state = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
     side = {name: state.pop(name) for name in list(state)
             if name.startswith(family.beside)}
     if side: write_whole(folder / _SIDE, save(side, {"format": "pt"}))
-    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
-    values = model.config.to_dict() | dict(architectures=[name], dtype=dtype)
-    if family.tied: values = dict(tie_word_embeddings=True) | values
     write_whole(folder / "config.json", config_text(values))
     ids = {name: values[name] for name in _ENDS if values.get(name) is not None}
     if "eos_token_id" in ids:

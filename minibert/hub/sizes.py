@@ -5,7 +5,7 @@
 # %% ../../nbs/reference/hub/sizes.ipynb #12e0a15d
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from ..config import BertConfig
@@ -167,6 +167,7 @@ class ModernBertConfig:
     hidden_dropout_prob = attention_probs_dropout_prob = 0.0
     layer_norm_eps = property(lambda self: self.norm_eps)
     head_size = property(lambda self: self.hidden_size // self.num_attention_heads)
+    preset = classmethod(BertConfig.preset.__func__)
 
     def __post_init__(self):
         D, H = self.hidden_size, self.num_attention_heads
@@ -182,9 +183,7 @@ class ModernBertConfig:
     @classmethod
     def from_dict(cls, values: dict) -> ModernBertConfig:
         "A config from Hugging Face's names, old or new; UserError for other layers."
-        own = {field.name: values[field.name] for field in fields(cls)
-               if field.name in values}
-        turns = values.get("rope_parameters") or {}
+        own, turns = {**values}, values.get("rope_parameters") or {}
         for kind, name in (("full", "global"), ("sliding", "local")):
             turn = turns.get(f"{kind}_attention") or {}
             if "rope_theta" in turn: own[f"{name}_rope_theta"] = turn["rope_theta"]
@@ -195,7 +194,7 @@ class ModernBertConfig:
             every = next((k for k, kind in enumerate(types[1:], 1) if kind == types[0]),
                          len(types))
             own.setdefault("global_attn_every_n_layers", every)
-        config = cls(**own)
+        config = BertConfig.from_dict.__func__(cls, own)
         if types and [*types] != config.layer_types:
             raise UserError(f"The config's layer_types are {', '.join(types)[:80]}: "
                             "only a regular order is computed.")

@@ -57,7 +57,8 @@ class Predictions:
 # %% ../../nbs/reference/measure/predictions.ipynb #7aaf606b
 def _ask(model, batch, device, first) -> dict[str, Predictions]:
     "The answers to one batch, whose first pair has number `first`."
-    labels, pairs = batch.get("labels"), batch.get("next_sentence_label")
+    labels, order = batch.get("labels"), batch.get("sentence_order_label")  # ALBERT's
+    pairs = batch.get("next_sentence_label", order)
     unasked = torch.full_like(batch["input_ids"], -100)  # no logits where none is asked
     out = model(**{name: values.to(device)
                    for name, values in (dict(labels=unasked) | batch).items()})

@@ -14,15 +14,15 @@ from ..attention import MultiHeadAttention, merge_heads
 from ..model import BertOutput
 from ..new_layers import (
     ModernBertAttention, ModernBertEncoder, ModernBertForMaskedLM, ModernBertLayer,
-    ModernBertModel, near_mask)
+    ModernBertModel, local_mask)
 from .shortcuts import fast_attend
 
 # %% auto #0
-__all__ = ['attend_near', 'PackedAttention', 'PackedLayer', 'PackedEncoder', 'PackedModernBertModel',
+__all__ = ['local_attend', 'PackedAttention', 'PackedLayer', 'PackedEncoder', 'PackedModernBertModel',
            'PackedModernBertForMaskedLM']
 
 # %% ../../nbs/reference/nn/packing.ipynb #df7714ed
-def attend_near(
+def local_attend(
     q: Tensor,  # (B, H, S, K)
     k: Tensor,  # (B, H, S, K)
     v: Tensor,  # (B, H, S, K)
@@ -35,7 +35,7 @@ def attend_near(
     for first in range(0, S, block):
         rows = slice(first, first + block)
         keys = slice(max(0, first - window), first + block + window)
-        mask = near_mask(place[rows], place[keys], window, q.dtype)
+        mask = local_mask(place[rows], place[keys], window, q.dtype)
         found.append(fast_attend(q[:, :, rows], k[:, :, keys], v[:, :, keys], mask))
     return torch.cat(found, dim=2)
 
@@ -46,7 +46,7 @@ class PackedAttention(ModernBertAttention):
     def forward(self, x, lengths):
         parts = MultiHeadAttention.heads_of(self, x)  # not turned yet
         texts = zip(*(part.split(lengths, dim=2) for part in parts))
-        found = [attend_near(*self.turned(q, k), v, self.window) for q, k, v in texts]
+        found = [local_attend(*self.turned(q, k), v, self.window) for q, k, v in texts]
         return self.output(merge_heads(torch.cat(found, dim=2)))
 
 

@@ -19,8 +19,8 @@ from ..hub.families import reads
 from .plan import read_values
 
 # %% auto #0
-__all__ = ['HEADS', 'began', 'untrained', 'learned', 'check_learned', 'check_weights', 'warn_unknown', 'check_question',
-           'check_ids']
+__all__ = ['HEADS', 'began', 'untrained', 'learned', 'check_learned', 'check_weights', 'warn_unknown', 'warn_repeated',
+           'check_question', 'check_ids']
 
 # %% ../../nbs/reference/runs/asking.ipynb #58d68cb6
 _PAIRS = "bert.pooler", "nsp_head"
@@ -86,6 +86,14 @@ def warn_unknown(what: str, tokenizer: Any, ids: Iterable[int]) -> None:
     if (share := (ids == tokenizer.unk_id).sum() / count if count else 1) > 0.25:
         warnings.warn(f"{share:.0%} of {what} is unknown to the vocabulary ([UNK]), so "
                       "what a model says of it means little.", stacklevel=2)
+
+
+def warn_repeated(asked: int, text: Any) -> None:  # tokens; a Corpus
+    "Warn where each token of a held-out text is asked for several times."
+    if asked > (held := len(text.ids)):
+        warnings.warn(f"The held-out text has {held:,} tokens, and {asked:,} are "
+                      "asked for, so each several times: the intervals are too narrow. "
+                      "Give more text, or a larger --validation-share.", stacklevel=3)
 
 
 def check_question(

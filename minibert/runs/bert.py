@@ -5,29 +5,29 @@
 # %% ../../nbs/reference/runs/bert.ipynb #a8c87e9f
 from __future__ import annotations
 
-import math
 import os
+import shlex
 from dataclasses import replace
+from itertools import islice, pairwise
 from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
 from ..config import BertConfig
 from ..core.errors import UserError
-from ..core.fields import Batch, Part, Share, checked
-from .plan import ModelOptions, OutputOptions, Plan, read_size
-from .tasks import VAL_SEED, Task, figure_row
+from ..core.fields import Part, Share, checked
+from .plan import LimitedModelOptions, OutputOptions, Plan, read_size
+from .tasks import VAL_SEED, Task, blank, own_sentences, writer_rows
 
 # %% auto #0
 __all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'WatchedOutput', 'BertPlan', 'BertTask', 'kind_of',
-           'filled', 'questions']
+           'filled', 'fill_hint', 'blanks', 'known_pairs']
 
 # %% ../../nbs/reference/runs/bert.ipynb #57c94d58
 @checked
-class BertModelOptions(ModelOptions):
+class BertModelOptions(LimitedModelOptions):
     "Which model is trained. With --start, its sizes and vocabulary come from there."
 
-    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
     positions: Literal["absolute", "rotary"] | None = "absolute"  # rotary: RoFormer's
     backend: Literal["torch", "numpy"] = "torch"  # numpy: chapters 14 to 16, by hand
 
@@ -172,47 +172,34 @@ class BertTask(Task):
                 sop=run.losses.pop("nsp"))))
         return found
 
-    def figures(self, model: Any, run: Any) -> dict:
-        "Masked words and pairs beside counting, a coin and, for stories, the best."
-        from minibert.data.stories import stories
-        from minibert.evaluation import evaluate_pretraining
+    def known(self, run: Any) -> dict:
+        "How often each piece, and each pair of pieces, stands in the text."
         from minibert.measure.baselines import count_bigrams, count_pieces
-        about = {}
-        if run.train is not None:
-            about = dict(counts=count_pieces(run.train),
-                         bigrams=count_bigrams(run.train))
-        if run.plan.data.dataset == "stories":
-            about["stories"] = stories(run.val.n_documents, split="validation")
-        examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate_pretraining(model, examples, **about)
+        known = Task.known(self, run)  # the descendants' tasks have this method, too
+        if run.train is None: return known
+        return known | dict(
+            counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
 
     def rows(self, summary: dict) -> list[tuple]:
         "Loss, perplexity and accuracy of the masked words; the accuracy of the pairs."
-        rows = []
-        if "mlm_loss" in summary:
-            losses, right = ([summary.get(f"{name}_{figure}") for name in (
-                "mlm", "unigram", "bigram")] for figure in ("loss", "accuracy"))
-            right.append(summary.get("mlm_accuracy_bound"))
-            perplexities = [x if x is None else math.exp(x) for x in losses]
-            rows += [figure_row("masked words, loss", losses, ".3f"),
-                     figure_row("masked words, perplexity", perplexities, ".2f"),
-                     figure_row("masked words, accuracy", right, ".1%")]
-        if "nsp_accuracy" in summary:
-            rows.append(("next sentence, accuracy", f"{summary['nsp_accuracy']:.1%}",
-                         "(coin)", "50.0%", ""))
-        if "sop_accuracy" in summary:
-            rows.append(("order, accuracy", f"{summary['sop_accuracy']:.1%}",
-                         "(coin)", "50.0%", ""))
+        best = dict(best_accuracy=summary.get("mlm_accuracy_bound"))
+        rows = (writer_rows(summary | best, "mlm", "masked words")
+                if "mlm_loss" in summary else [])
+        for name, what in (("nsp", "next sentence"), ("sop", "order")):
+            if (right := summary.get(f"{name}_accuracy")) is not None:
+                own = f"{right:.1%}", "(coin)", "50.0%", ""
+                rows.append((f"{what}, accuracy", *own))
         return rows
 
     def answers(self, model: Any, run: Any) -> str:
         "The likeliest pieces for four [MASK]s and the verdict on two pairs."
         from minibert.heads import next_sentence
-        asked, pairs = questions(run, model.config.max_position_embeddings)
-        learned = run.plan.masking.objectives
-        lines = filled(model, run.tokenizer, asked if "mlm" in learned else [])
+        learned, room = run.plan.masking.objectives, run.config.max_position_embeddings
+        asked = blanks(run, room) if "mlm" in learned else []
+        pairs = known_pairs(run, room) if "nsp" in learned else []
+        lines = filled(model, run.tokenizer, asked)
         if "nsp" in learned: lines += ["", "Does the second sentence follow the first?"]
-        for a, b, really in pairs if "nsp" in learned else ():
+        for a, b, really in pairs:
             share = next_sentence(model, run.tokenizer, a, b)
             told = "yes" if share > 0.5 else "no"
             truth = "it does" if really else "it is from another text"
@@ -220,11 +207,13 @@ class BertTask(Task):
                       f"    {told} ({share:.0%} sure that it does); in truth {truth}"]
         return "\n".join(lines)
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "A blank to fill, or a pair to judge."
-        if "mlm_loss" in summary: return 'fill-mask RUN "the [MASK] was red ."'
+        room = run.config.max_position_embeddings
+        if "mlm_loss" in summary: return fill_hint(run, room)
         if "sop_loss" in summary: return "evaluate RUN"
-        return 'next-sentence RUN "Tom was hungry." "He ate."'
+        a, b, _ = known_pairs(run, room)[0]
+        return f"next-sentence RUN {shlex.quote(a)} {shlex.quote(b)}"
 
     def short_of(self, plan: BertPlan) -> bool:
         "Those have up to 25 pieces."
@@ -252,22 +241,26 @@ def filled(model: Any, tokenizer: Any, texts: list[str]) -> list[str]:  # lines
     return lines
 
 
-def questions(
-    run: Any,
-    room: int,  # the longest text that the model reads
-) -> tuple[list, list]:  # texts with a [MASK]; pairs (a, b, whether b really follows)
-    "Four texts that fit, and a true and a random pair from the held-out part."
-    text, tokenizer = run.val, run.tokenizer
-    starts = [int(start) for start in text.document_starts[:-1][:4]]
-    cut = min(24, (room - 3) // 2)
-    sentence = lambda i: [int(piece) for piece in text.sentence(i)[:cut]]
-    a, b, other = (tokenizer.decode(sentence(i))
-                   for i in (starts[0], starts[0] + 1, starts[1] + 1))
-    pairs = [(a, b, True), (a, other, False)]
+def fill_hint(run: Any, room: int) -> str:
+    "How one of its blanks is filled: a command, its folder being RUN."
+    text, *_ = blanks(run, room) or ["[MASK]"]
+    return f"fill-mask RUN {shlex.quote(text)}"
+
+
+def blanks(run: Any, room: int) -> list[str]:  # texts with a [MASK]
+    "Four blanks that fit: those of the stories, or of the run's own held-out text."
+    tokenizer = run.tokenizer
     if run.plan.data.dataset == "stories":
-        return [q for q in QUESTIONS if len(tokenizer.ids(q)) + 2 <= room], pairs
-    asked = []
-    for ids in map(sentence, starts):
-        ids[len(ids) // 2] = tokenizer.mask_id
-        asked.append(tokenizer.decode(ids, skip_special_tokens=False))
-    return asked, pairs
+        return [q for q in QUESTIONS if len(tokenizer.ids(q)) + 2 <= room]
+    texts = (blank(words, tokenizer) for words in own_sentences(run, room - 2))
+    return [*islice(filter(None, texts), 4)]
+
+
+def known_pairs(run: Any, room: int) -> list[tuple]:  # a, b, whether b really follows
+    "A true pair and a random one of the held-out text, cut to fit."
+    text, cut = run.val, min(24, (room - 3) // 2)
+    starts = [a for a, b in pairwise(text.document_starts.tolist()) if b - a > 1][:2]
+    a, b, other = (run.tokenizer.decode([*map(int, text.sentence(i)[:cut])])
+                   for i in (starts[0], starts[0] + 1, starts[1] + 1))
+    return [(a, b, True), (a, other, False)]
+

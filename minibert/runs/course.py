@@ -12,10 +12,8 @@ from ..config import BertConfig
 from ..core.course import COURSE
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
-from ..data.stories import stories
 from ..heads import BertForPreTraining
 from ..hub.config_files import read_config
-from ..measure.baselines import count_bigrams, count_pieces
 from ..pairs import PairSampler
 from .bert import BertPlan
 from .plan import of_another_version
@@ -60,7 +58,4 @@ def course_run(
 
 def course_sampler(run: OpenedRun) -> PairSampler:
     "The held-out pairs and masks of summary.json, with all that is known of the text."
-    known = dict(stories=stories(run.val.n_documents, split="validation"))
-    if run.train is not None:
-        known |= dict(counts=count_pieces(run.train), bigrams=count_bigrams(run.train))
-    return held_out(run).with_baselines(**known)
+    return held_out(run).with_baselines(**run.task.known(run))

@@ -24,14 +24,13 @@ from ..core.progress import say
 from .plan import (
     FREE, Plan, as_values, check_resumed, read_values, with_values)
 from .report import finish
-from minibert.runs.run import (
-    OpenedRun, begin, definite, fresh_model, go_on, keep_plan, open_run, train,
-    write_form)
+from .run import (
+    OpenedRun, begin, definite, fresh_model, go_on, keep_plan, open_run, rules_for,
+    train, write_form)
 from .tasks import read_plan, task_of, with_dropout
 from ..train.checkpoints import only_run_in
 from ..train.trainer import train_model
 from ..training import Callback
-from ..what_helps import Choose
 
 # %% auto #0
 __all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_run', 'time_step', 'time_variants', 'equal_time',
@@ -40,8 +39,9 @@ __all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_r
 
 # %% ../../nbs/reference/runs/experiment.ipynb #7d1eaeb4
 RATES = 0.5, 1.0, 2.0  # times a variant's own learning rates
-FIXED = {"dataset", "name", "text_column", "streaming", "model", "start", "vocab_size",
-         "length", "steps", "minutes", "seed", "out"}  # the same for all
+FIXED = {"dataset", "name", "text_column", "streaming", "validation_share",
+         "model", "start", "vocab_size", "length", "steps", "minutes", "seed",
+         "out"}  # the same for all
 
 
 def _lines(values: object, place: str) -> dict:  # their names -> what they say
@@ -103,14 +103,16 @@ def write_run(run: OpenedRun, text: OpenedRun) -> None:
 # %% ../../nbs/reference/runs/experiment.ipynb #5be8776b
 def time_step(text: OpenedRun, plan: Plan, steps: int = 12) -> float:  # seconds
     "The mean time of a step in a short run, which is thrown away."
-    run = on_text(text, with_values(plan, dict(steps=steps)))
+    training = plan.training  # the mean of the weights takes the same share of a run
+    averaged = round(steps * training.average_steps / training.steps)
+    run = on_text(text, with_values(plan, dict(steps=steps, average_steps=averaged)))
     model, training, times = fresh_model(run), run.plan.training, []
     on_cpu = next(model.parameters()).device.type == "cpu"
     now = time.process_time if on_cpu else time.perf_counter  # others don't count
     clock = Callback(after_step=lambda _: times.append(now()))
     examples, start = run.task.lessons(run.plan, text.train, text.tokenizer), now()
     train_model(model, examples, training, progress=False,
-                callbacks=[Choose(training.optimizer, training.schedule), clock])
+                callbacks=[*rules_for(training), clock])
     return (times[-1] - start) / steps
 
 
@@ -260,12 +262,13 @@ def gain_rows(found: list[dict]) -> list[tuple]:  # the first is the header
 def _find_times(plans, text, folder) -> dict:
     "The variants' times beside the base's, measured where they aren't known."
     path = folder / "times.json"
-    known = read_json(path) if path.exists() else {}
-    if plans.keys() - known.keys():
-        say("Timing the variants, each beside the base ...")
-        known = time_variants(plans, text, known)
-        write_whole(path, json.dumps(known, indent=1))
-    return known
+    times = read_json(path) if path.exists() else {}
+    for name in [name for name in plans if name not in times]:
+        say(f"Timing {name} beside the base ...")
+        pair = {"base": plans["base"], name: plans[name]}
+        times = time_variants(pair, text, times)
+        write_whole(path, json.dumps(times, indent=1))
+    return times
 
 
 def write_gains(found: list[dict], folder: Path) -> None:

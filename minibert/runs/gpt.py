@@ -5,26 +5,27 @@
 # %% ../../nbs/reference/runs/gpt.ipynb #e1e013b5
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.fields import Batch, checked
-from .plan import ModelOptions, Plan, TrainingOptions, read_size
-from .tasks import Task, writer_rows
+from ..core.fields import checked
+from .plan import LimitedModelOptions, Plan, TrainingOptions, read_size
+from .tasks import Task, own_sentences, writer_rows
 from ..text.cleaning import SPECIALS
 
 # %% auto #0
-__all__ = ['TASK', 'GPTModelOptions', 'GPTPlan', 'continued', 'continue_texts', 'GPTTask']
+__all__ = ['TASK', 'GPTModelOptions', 'GPTPlan', 'continued', 'continue_texts', 'openings', 'GPTTask']
 
 # %% ../../nbs/reference/runs/gpt.ipynb #52ca5c0e
 @checked
-class GPTModelOptions(ModelOptions):
+class GPTModelOptions(LimitedModelOptions):
     "Which model is trained. With --start, its sizes and vocabulary come from there."
 
     model: str = "gpt"  # bert fills blanks, gpt goes on, t5 fills gaps
-    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
 
 
 @checked
@@ -75,6 +76,13 @@ def continue_texts(
             for row in torch.stack([*steps], 1).tolist()]
 
 
+def openings(run: Any) -> list[str]:  # [] for the stories
+    "The first words of three held-out sentences."
+    if run.plan.data.dataset == "stories": return []
+    room = run.plan.training.length // 2
+    return [" ".join(words[:4]) for words in islice(own_sentences(run, room), 3)]
+
+
 class GPTTask(Task):
     "The next token."
 
@@ -100,31 +108,30 @@ class GPTTask(Task):
         from minibert.data.windows import Windows
         return Windows(corpus, tokenizer, plan.training.length, seed=plan.training.seed)
 
-    def figures(self, model: Any, run: Any) -> dict:
-        "The next token beside counting and, for stories, the best that can be known."
-        from minibert.data.stories import stories
-        from minibert.evaluation import evaluate
-        known = dict(train=None if run.train is None else
-                     self.examples(run.plan, run.train, run.tokenizer))
-        if run.plan.data.dataset == "stories":
-            known["stories"] = stories(run.val.n_documents, split="validation")
-        examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate(model, examples.with_baselines(**known))
+    def known(self, run: Any) -> dict:
+        "The text that it learns from, to count in."
+        if run.train is None: return super().known(run)
+        train = self.examples(run.plan, run.train, run.tokenizer)
+        return super().known(run) | dict(train=train)
 
     def rows(self, summary: dict) -> list[tuple]:
         "Loss, perplexity, bits and accuracy of the next token."
         return writer_rows(summary, "clm", "next token")
 
     def answers(self, model: Any, run: Any) -> str:
-        "Three texts that it writes from nothing."
-        written = continue_texts(model, run.tokenizer, [""] * 3, 80, temperature=0.8)
-        lines = [textwrap.fill(text, 88, initial_indent="  ", subsequent_indent="    ")
-                 for text in written]
-        return "\n".join(["", "Three texts that it wrote:", *lines])
+        "Three texts that it writes: after a beginning, or from nothing."
+        prompts = openings(run) or [""] * 3
+        written = continue_texts(model, run.tokenizer, prompts, 80, temperature=0.8)
+        lines = [textwrap.fill(f"{prompt} | {text}" if prompt else text, 88,
+                               initial_indent="  ", subsequent_indent="    ")
+                 for prompt, text in zip(prompts, written)]
+        what = "How it goes on with" if prompts[0] else "Three texts that it wrote"
+        return "\n".join(["", f"{what}:", *lines])
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "A text to go on with."
-        return 'generate RUN "one morning"'
+        prompt, *_ = openings(run) or ["one morning"]
+        return f"generate RUN {shlex.quote(prompt)}"
 
 
 TASK = GPTTask()

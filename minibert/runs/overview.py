@@ -188,19 +188,19 @@ def paired(a: dict, b: dict) -> dict[str, dict]:  # figure -> a, b, difference, 
     return told
 
 # %% ../../nbs/reference/runs/overview.ipynb #e3f98488
-def verdict(a: Any, b: Any, found: dict[str, dict], main: dict) -> str:
-    "In a sentence: which run is better at its main figure, if that can be told."
-    name = next((name for name in main if name in found), next(iter(found)))
-    row = found[name]
-    low, high = row["interval"]
-    what = name.replace("_", " ")
-    if low <= 0 <= high or abs(row["difference"]) < 0.0005:  # as rounding leaves it
-        return (f"No difference can be told: the {what} of {b} minus that of {a} lies "
-                f"between {low:.3f} and {high:.3f}.")
-    better = b if (high < 0) == name.endswith("loss") else a
-    return (f"{better} is better: the {what} of {b} is {abs(row['difference']):.3f} "
-            f"{'lower' if high < 0 else 'higher'} than that of {a} "
-            f"({low:+.3f} to {high:+.3f}).")
+def verdict(a: Any, b: Any, found: dict[str, dict]) -> str:
+    "In a sentence: at which figures a run is better, as their printed intervals say."
+    best, unknown = ([], []), []  # figures at which a is better, and b
+    for name, row in found.items():
+        low, high = (round(end, 3) for end in row["interval"])
+        what = name.replace("_", " ")
+        if low <= 0 <= high: unknown.append(what)
+        else: best[(high < 0) == name.endswith("loss")].append(what)
+    told = [f"{run} is better at {', '.join(names)}"
+             for run, names in zip((b, a), best[::-1]) if names]
+    no = "no" if told else "No"
+    if unknown: told.append(f"{no} difference can be told at {', '.join(unknown)}")
+    return f"{'; '.join(told)}."
 
 
 def draw_both(runs: dict[Any, list[dict]], objectives: dict[str, tuple]):
@@ -229,7 +229,7 @@ def _free_for(picture: Path, title: str) -> Path:
 
 def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     "Two runs on the same held-out questions, and a picture of their curves."
-    from minibert.runs.report import warn_repeated
+    from minibert.runs.asking import warn_repeated
     from minibert.runs.run import open_run
     from minibert.train.callbacks import read_metrics
     from minibert.weights import load_pretrained
@@ -243,7 +243,7 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     runs = open_run(a), open_run(b)
     examples = same_questions(*runs)
     answers = [examples.figures(load_pretrained(run.folder), 50, 32) for run in runs]
-    warn_repeated(answers[0], runs[0].val)
+    warn_repeated(answers[0].get("mlm_tokens", 0), runs[0].val)
     found, data = paired(*answers), io.BytesIO()
     task = runs[0].task
     drawn = draw_both({run: read_metrics(run) for run in (a, b)}, task.objectives)
@@ -251,7 +251,7 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     write_whole(picture, data.getvalue())
     where = os.path.relpath(picture) if out is None else str(picture)
     return dict(a=str(a), b=str(b), figures=found, picture=where,
-                verdict=verdict(a, b, found, task.main))
+                verdict=verdict(a, b, found))
 
 # %% ../../nbs/reference/runs/overview.ipynb #93430a40
 def comparison_rows(found: dict) -> list[tuple]:  # the first is the header

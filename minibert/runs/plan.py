@@ -24,8 +24,9 @@ from ..train.recipe import TrainingConfig
 
 # %% auto #0
 __all__ = ['Rate', 'Dropout', 'Size', 'ModelSize', 'STARTED', 'FORMAT', 'ABOUT', 'FREE', 'read_size', 'DataOptions',
-           'ModelOptions', 'TrainingOptions', 'OutputOptions', 'Plan', 'parts_of', 'as_values', 'with_values',
-           'FinetuneConfig', 'read_values', 'as_yaml', 'of_another_version', 'read_finetuning', 'check_resumed']
+           'ModelOptions', 'LimitedModelOptions', 'TrainingOptions', 'OutputOptions', 'Plan', 'parts_of', 'as_values',
+           'with_values', 'FinetuneConfig', 'read_values', 'as_yaml', 'of_another_version', 'read_finetuning',
+           'check_resumed']
 
 # %% ../../nbs/reference/runs/plan.ipynb #c32912f6
 Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
@@ -59,6 +60,8 @@ class DataOptions:
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
     streaming: bool = False  # read a data set as it comes: one too large to keep
+    validation_share: Annotated[  # of the tokens, where no split is for validation
+        float, Gt(0), Le(0.5)] = 0.05
     processes: Annotated[int, Ge(0), Le(1024)] = 0  # that turn the text into ids
 
 
@@ -88,6 +91,13 @@ class ModelOptions:
             if not self.start and value is None and name in ("size", "vocab_size"):
                 raise UserError(f"{name} is None, which only a run with --start has "
                                 "from its model: give one.")
+
+
+@checked
+class LimitedModelOptions(ModelOptions):
+    "Which model is trained. With --start, its sizes and vocabulary come from there."
+
+    max_position_embeddings: Batch | None = None  # tokens it can read; None: length
 
 
 STARTED = dict.fromkeys(  # what a run with --start has from there
@@ -190,7 +200,7 @@ class FinetuneConfig:
     gradient_accumulation_steps: Count = 1  # parts a batch is cut into, to save memory
     learning_rate: Rate = 1e-4  # AdamW's, at its peak
     dropout: Dropout = 0.1  # share of units dropped, in every place
-    length: Annotated[int, Ge(3)] | None = None  # tokens a text (default: 128 at most)
+    length: Annotated[int, Ge(3)] | None = None  # tokens a text (default: by its texts)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one
     seed: Whole = 0  # decides the share, the order and dropout
     measures: Count = 5  # times at most that the part set aside is asked
@@ -284,6 +294,7 @@ FREE = "out", "watch", "tensorboard"
 
 def check_resumed(
     asked: dict, began: dict, folder: str | Path, free: tuple = FREE,
+    anew: str = "start a new run",  # what else can be done
 ) -> None:
     "Refuse to go on with other options: UserError naming each, and both values."
     differs = [f"--{name.replace('_', '-')} was {old} and is {asked[name]}"
@@ -292,4 +303,4 @@ def check_resumed(
     if differs:
         raise UserError(f"A run goes on only as it began, and {folder} is asked for "
                         f"something else ({'; '.join(differs)}): leave that out, or "
-                        "start a new run.")
+                        f"{anew}.")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from ..core.files import write_whole
 from ..core.progress import say
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
+from ..hub.cards import on_hub, public_name, write_card
 from ..hub.families import reads
-from .asking import began, check_weights, warn_unknown
+from .asking import began, check_weights, warn_repeated, warn_unknown
 from .plan import with_values
 from .run import START, OpenedRun, open_run
 from .tasks import Task, find_task
@@ -30,8 +31,8 @@ from ..train.checkpoints import only_run_in
 from ..weights import save_pretrained
 
 # %% auto #0
-__all__ = ['say_start', 'measure', 'warn_repeated', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
-           'finish']
+__all__ = ['say_start', 'measure', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
+           'figures_and_intervals', 'describe_model', 'finish']
 
 # %% ../../nbs/reference/runs/report.ipynb #728390ae
 def say_start(run: OpenedRun) -> None:
@@ -50,16 +51,9 @@ def measure(model: nn.Module, run: OpenedRun) -> dict:
     "The held-out figures beside their baselines, where known; the same each time."
     check_weights(model)
     summary = run.task.figures(model, run)
-    warn_repeated(summary, run.val)
+    warn_repeated(summary.get("mlm_tokens", 0), run.val)
     return summary
 
-
-def warn_repeated(summary: dict, text: Corpus) -> None:
-    "Warn where each token of a held-out text was asked for several times."
-    if (asked := summary.get("mlm_tokens", 0)) > (held := len(text.ids)):
-        warnings.warn(f"The held-out text has {held:,} tokens, and {asked:,} were "
-                      "asked for, so each several times: the intervals are too narrow. "
-                      "Give more text.", stacklevel=3)
 
 # %% ../../nbs/reference/runs/report.ipynb #7e5874d3
 def with_text(
@@ -152,6 +146,34 @@ def check_diverged(lines: list[dict], most: float = 0.0) -> None:
         "longer warm-up.")
 
 
+def figures_and_intervals(summary: dict) -> list[tuple]:  # the first is the header
+    "Each number of a summary, with its interval where it has one."
+    rows = [("on held-out text", "figure", "95 % interval")]
+    for name, value in summary.items():
+        if not isinstance(value, int | float): continue
+        ends = " to ".join(f"{end:.4g}" for end in summary.get(f"{name}_interval", ()))
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        rows.append((name.replace("_", " "), shown, ends))
+    return rows
+
+
+def describe_model(run: OpenedRun, summary: dict) -> None:
+    "Write the run's README.md."
+    plan, config, data = run.plan, run.config, run.plan.data.dataset
+    layers = " + ".join(str(getattr(config, name)) for name in run.task.layers)
+    what = (f"A pre-trained `{plan.model.model}`: {layers} layers, "
+            f"{config.hidden_size} wide, {run.tokenizer.vocab_size:,} pieces.")
+    learned = (f"It was pre-trained in {plan.training.steps:,} steps of "
+               f"{plan.training.batch_size} {run.task.unit} on "
+               f"{'the built-in stories' if data == 'stories' else public_name(data)}. "
+               "`run.yaml` has every option, `summary.json` the figures.")
+    hint = run.task.hint(summary)
+    write_card(run.folder, f"{plan.model.model} {run.folder.name}", [what, learned],
+               figures_and_intervals(summary), hint, shlex.split(hint)[2:],
+               "minibert pretrain --config run.yaml --out again",
+               {"language": "en"} if data == "stories" else on_hub(datasets=data))
+
+
 def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:
     "Keep a trained model, its curves and its figures in the run's folder."
     from minibert.show.plots import write_figure
@@ -161,7 +183,10 @@ def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:
         check_diverged(lines, 1 + math.log(run.config.vocab_size))  # of even guesses
         save_pretrained(model, run.tokenizer, run.folder)
         shutil.rmtree(run.folder / START, ignore_errors=True)  # it has its own weights
-        summary = measure(model, run) | dict(train_seconds=seconds)
+        check_weights(model)
+        summary = run.task.figures(model, run)
+        describe_model(run, summary)
+        summary |= dict(train_seconds=seconds)
         if lines:
             drawn = draw_curves(run.task, lines, summary)
             write_figure(drawn, run.folder / "curves.png")

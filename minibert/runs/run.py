@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from .asking import check_weights, warn_unknown
+from .asking import check_weights, warn_repeated, warn_unknown
 from ..train.average import Average
 from ..train.callbacks import (
     UNDECIDED, Budget, Measure, ShowProgress, Stop, TensorBoard)
@@ -36,7 +36,7 @@ from ..hub.files import read_kind
 from ..tuning.finetune import run_finetuning
 from ..heads import BertForPreTraining
 from minibert.runs.plan import (
-    FORMAT, FinetuneConfig, Plan, as_values, as_yaml, check_resumed,
+    FORMAT, FinetuneConfig, Plan, TrainingOptions, as_values, as_yaml, check_resumed,
     with_values)
 from .tasks import (
     Task, check_length, read_plan, task_of, with_dropout)
@@ -54,7 +54,7 @@ from ..weights import load_pretrained, save_pretrained, to_hf
 # %% auto #0
 __all__ = ['START', 'first_form', 'old_form', 'prepare', 'write_form', 'definite', 'training_config', 'OpenedRun', 'open_run',
            'fresh_model', 'numpy_weights', 'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin',
-           'at_checkpoints', 'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
+           'at_checkpoints', 'rules_for', 'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
 
 # %% ../../nbs/reference/runs/run.ipynb #8366e835
 def first_form(
@@ -98,7 +98,8 @@ def prepare(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
     data, task = plan.data, task_of(plan.model.model)
     train, val = (
         load_documents(data.dataset, data.name, split, data.text_column,
-                       streaming=data.streaming)
+                       streaming=data.streaming,
+                       validation_share=data.validation_share)
         for split in ("train", "validation"))
     task.check_text(train)
     with _of_held_out(data.dataset): task.check_text(val)
@@ -217,8 +218,13 @@ def start_run(plan: Plan, folder: Path) -> None:
     texts = (Corpus.open(folder / p, tokenizer, check=False) for p in ("corpus", "val"))
     run = OpenedRun(folder, plan, config, tokenizer, *texts)
     for text in run.train, run.val: warn_unknown(plan.data.dataset, tokenizer, text.ids)
+    say(f"{run.val.n_tokens:,} of {run.train.n_tokens + run.val.n_tokens:,} tokens are "
+        "held out ...")
     sampler = run.task.lessons(plan, run.train, tokenizer)  # may refuse
-    with _of_held_out(plan.data.dataset): held_out(run)
+    with _of_held_out(plan.data.dataset): questions = held_out(run)
+    if "mlm" in run.task.teaches(plan):  # a batch of fifty, as it will be measured
+        labels = questions.batch(0, 32)["labels"]
+        warn_repeated(50 * int((labels != -100).sum()), run.val)
     if config.vocab_size < (V := getattr(sampler, "vocab_size", tokenizer.vocab_size)):
         raise UserError(f"The model of {plan.model.start} knows {config.vocab_size:,} "
                         f"pieces, and its tokenizer has {V:,}: give a model with its "
@@ -282,12 +288,17 @@ def at_checkpoints(run: OpenedRun) -> Callable | None:  # of a model: val_loss a
     return ask
 
 # %% ../../nbs/reference/runs/run.ipynb #489d2796
+def rules_for(training: TrainingOptions) -> list[Callback]:
+    "What changes the training itself: its optimizer, its schedule, a mean."
+    return [Choose(training.optimizer, training.schedule),
+            Average(training.average_steps)]
+
+
 def callbacks_for(run: OpenedRun) -> list[Callback]:
     "What the plan asks for beside the training: minutes, figures, TensorBoard."
-    training, callbacks = run.plan.training, []
-    if training.minutes is not None: callbacks.append(Budget(training.minutes))
-    callbacks.append(Choose(training.optimizer, training.schedule))
-    callbacks.append(Average(training.average_steps))
+    training = run.plan.training
+    callbacks = [] if training.minutes is None else [Budget(training.minutes)]
+    callbacks += rules_for(training)
     if ask := at_checkpoints(run): callbacks.append(Measure(ask))
     callbacks += run.task.callbacks(run)
     if run.plan.output.tensorboard:
@@ -351,7 +362,11 @@ def go_on(
         raise UserError(f"{folder} was trained with NumPy, which keeps no checkpoints "
                         f"to go on from: start anew with --config {config} --out and a "
                         "new folder.")
-    check_resumed(as_values(plan), as_values(run.plan), folder)
+    start = f"--start {shlex.quote(str(folder))}"
+    check_resumed(as_values(plan), as_values(run.plan), folder,
+                  anew=f"start a new run from its weights with {start}")
+    if (run.folder / "summary.json").exists():
+        say(f"It is finished. To train on, start a new run with {start} ...")
     run = replace(run, plan=plan)
     if not list_checkpoints(folder):
         if (run.folder / "model.safetensors").exists():

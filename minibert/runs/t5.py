@@ -5,6 +5,7 @@
 # %% ../../nbs/reference/runs/t5.ipynb #5c41d225
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ..core.fields import checked
 from ..core.seeds import seeded
 from .plan import ModelOptions, Plan, TrainingOptions, read_size
-from .tasks import VAL_SEED, Task, writer_rows
+from .tasks import VAL_SEED, Task, own_sentences, writer_rows
 from ..text.cleaning import SPECIALS
 
 # %% auto #0
@@ -78,13 +79,10 @@ class T5Task(Task):
         from minibert.data.spans import check_gaps
         check_gaps(model, tokenizer)
 
-    def figures(self, model: Any, run: Any) -> dict:
-        "The missing tokens beside counting."
-        from minibert.evaluation import evaluate
-        train = (None if run.train is None else
-                 self.examples(run.plan, run.train, run.tokenizer))
-        examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate(model, examples.with_baselines(train))
+    def known(self, run: Any) -> dict:
+        "The text that it learns from, to count in."
+        if run.train is None: return dict(train=None)
+        return dict(train=self.examples(run.plan, run.train, run.tokenizer))
 
     def rows(self, summary: dict) -> list[tuple]:
         "Loss, perplexity and accuracy of the missing tokens."
@@ -115,9 +113,14 @@ class T5Task(Task):
                                            subsequent_indent="    "))
         return "\n".join(lines)
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "Two gaps to fill."
-        return 'generate RUN "one morning [MASK] lost her [MASK] ball ."'
+        text = "one morning [MASK] lost her [MASK] ball ."
+        if run.plan.data.dataset != "stories":
+            words = next(own_sentences(run, run.plan.training.length // 2), [])
+            text = " ".join(["[MASK]" if k in (1, 4) else word
+                             for k, word in enumerate(words)]) or "[MASK]"
+        return f"generate RUN {shlex.quote(text)}"
 
 
 TASK = T5Task()

@@ -6,21 +6,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
 from ..core.progress import say
 from ..core.seeds import seeded
-from ..hub.families import family_of, find_family, resolve
+from ..hub.families import choose, family_of, find_family, resolve
 from .plan import (
     ABOUT, STARTED, Plan, as_values, of_another_version, read_values, with_values)
 
 # %% auto #0
 __all__ = ['VAL_SEED', 'TASKS', 'Task', 'task_of', 'find_task', 'figure_row', 'writer_rows', 'read_plan', 'check_length',
-           'with_dropout']
+           'with_dropout', 'own_sentences', 'blank']
 
 # %% ../../nbs/reference/runs/tasks.ipynb #c8797c53
 VAL_SEED = 20181011  # the same held-out questions for every model with this vocabulary
@@ -110,9 +111,17 @@ class Task:
         "Who looks on while it trains, beside those of every run."
         return []
 
+    def known(self, run: Any) -> dict:  # for `with_baselines`
+        "What guessers may know of the text; of stories, their grammar."
+        from minibert.data.stories import stories
+        if run.plan.data.dataset != "stories": return {}
+        return dict(stories=stories(run.val.n_documents, split="validation"))
+
     def figures(self, model: Any, run: Any) -> dict:
         "The held-out figures beside their baselines, where known."
-        raise NotImplementedError
+        from minibert.evaluation import evaluate
+        examples = self.held_out(run.plan, run.val, run.tokenizer)
+        return evaluate(model, examples.with_baselines(**self.known(run)))
 
     def rows(self, summary: dict) -> list[tuple]:
         "The figures as rows of words: this model, unigram, bigram, best."
@@ -122,7 +131,7 @@ class Task:
         "What it says to some questions, as text."
         return ""
 
-    def hint(self, summary: dict) -> str:
+    def hint(self, summary: dict, run: Any) -> str:
         "How it is asked more: a command, its folder being RUN."
         return ""
 
@@ -154,14 +163,13 @@ TASKS = {
     "electra": "minibert.runs.descendants:ELECTRA",
     "deberta": "minibert.runs.descendants:DEBERTA",
     "modernbert": "minibert.runs.descendants:MODERNBERT",
-    "variant": "minibert.runs.variants:VARIANT",
+    "variant": "minibert.runs.descendants:VARIANT",
 }
 
 
 def task_of(name: str) -> Task:
     "The task of a --model; UserError for one that there isn't."
-    if name in TASKS: return resolve(TASKS[name])
-    raise UserError(f"--model is {name}: choose {' or '.join(TASKS)}.")
+    return choose("model", name, TASKS)
 
 
 def find_task(model: Any) -> tuple[str, Task] | None:
@@ -179,10 +187,10 @@ def figure_row(what: str, values: list, form: str) -> tuple[str, ...]:
 
 def writer_rows(
     summary: dict,
-    name: str,  # of its figures: clm, masked
+    name: str,  # of its figures: mlm, clm, masked
     what: str,  # in words
 ) -> list[tuple]:
-    "Loss, perplexity, bits a byte and accuracy of a model that writes."
+    "Loss, perplexity, bits a byte and accuracy of the tokens that a model guesses."
     losses, right = ([summary.get(f"{source}_{figure}") for source in (
         name, "unigram", "bigram", "best")] for figure in ("loss", "accuracy"))
     def times(do): return [x if x is None else do(x) for x in losses]
@@ -223,3 +231,21 @@ def with_dropout(config: Any, share: float) -> Any:
     return replace(config, **{
         field.name: share for field in fields(config)
         if field.name.endswith(("dropout", "dropout_prob", "pdrop", "dropout_rate"))})
+
+# %% ../../nbs/reference/runs/tasks.ipynb #5a1fe0c2
+def own_sentences(run: Any, room: int, least: int = 6) -> Iterator[list[str]]:
+    "Words of held-out sentences, the first long one of each document, cut to fit."
+    text, most = run.val, min(24, room)
+    for start, end in pairwise(text.document_starts.tolist()):
+        cut = ([*map(int, text.sentence(k)[:most])] for k in range(start, end))
+        words = (run.tokenizer.decode(ids).split() for ids in cut)
+        yield from islice((row for row in words if len(row) >= least), 1)
+
+
+def blank(words: list[str], tokenizer: Any) -> str | None:  # None: no word will do
+    "The sentence with [MASK] for a word near its middle that is one piece."
+    middle = sorted(range(1, len(words)), key=lambda k: abs(k - len(words) // 2))
+    for k in middle:
+        if words[k].isalpha() and len(tokenizer.ids(words[k])) == 1:
+            return " ".join([*words[:k], "[MASK]", *words[k + 1:]])
+

@@ -37,7 +37,9 @@ from ..model import attentions
 from ..nn.sampling import check_rows
 from ..pairs import PairSampler
 from ..runs.asking import began, learned, warn_unknown
-from ..tuning.classify import check_pair, classify
+from ..tuning.classify import TASK, check_pair, classify
+from ..tuning.predict import predict
+from ..tuning.tasks import task_for
 from .plots import show_curves, show_heads, show_matrix, show_sheet
 from ..t5 import T5ForConditionalGeneration, generate_from
 from ..text.foreign import open_tokenizer
@@ -392,11 +394,23 @@ def show_labelled(
     model: BertClassifier, tokenizer: Any, text: str, pair: str | None,
     folder: Path, notes: list[str],  # as in `show_filled`; the labels join the notes
 ) -> Shown:
-    "The encoder's heads, and the shares of the labels."
+    "The encoder's heads, and what the head says: labels, tags or a number."
     check_pair(folder, pair)
     twin = BertForPreTraining(model.bert.config)
     twin.bert, twin.fresh = model.bert, ("mlm_head", "nsp_head")
     shown = show_filled(twin.eval(), tokenizer, text, pair, folder, notes)
-    shares = classify(model, tokenizer, text if pair is None else (text, pair))[0]
-    notes.append("Its labels: " + ", ".join(f"{x} {y:.1%}" for x, y in shares.items()))
+    asked = text if pair is None else (text, pair)
+    if task_for(model) is TASK:
+        shares = classify(model, tokenizer, asked)[0]
+        said = ", ".join(f"{x} {y:.1%}" for x, y in shares.items())
+        notes.append(f"Its labels: {said}")
+    else:
+        found = predict(model, [asked], tokenizer)[0]
+        notes += [f"Its {name}: {_spelled(value)}" for name, value in found.items()]
     return shown
+
+
+def _spelled(value: Any) -> str:
+    "A number in short, or words with spaces between."
+    if isinstance(value, float): return f"{value:.4g}"
+    return " ".join(part or "_" for part in value)

@@ -21,7 +21,7 @@ from ..core.files import write_whole
 
 # %% auto #0
 __all__ = ['COLOURS', 'SIGNED', 'Picture', 'write_figure', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors',
-           'show_curves', 'label_ends', 'show_bars', 'show_points', 'show_intervals', 'Explorer', 'explore']
+           'show_curves', 'label_ends', 'show_bars', 'show_intervals', 'Explorer', 'explore']
 
 # %% ../../nbs/reference/show/plots.ipynb #263bb812
 class Picture(plt.Figure):
@@ -393,27 +393,6 @@ def show_bars(
     for label in axis.get_xticklabels():
         label.set(rotation=30, ha="right", rotation_mode="anchor")
     _lines(axis, lines)
-    return figure
-
-# %% ../../nbs/reference/show/plots.ipynb #4ffe762d
-def show_points(
-    groups: dict,  # {label: (n, 2)}
-    x: str = "",
-    y: str = "",
-    title: str = "",
-    alt: str = "",  # what it shows, in words
-) -> plt.Figure:
-    "Draw named groups of points, one scale for both axes; ValueError if not (n, 2)."
-    places = {label: _array(values) for label, values in groups.items()}
-    figure, ((axis,),) = _blank(5.2, 3.4, title, alt)
-    for label, values in places.items():
-        if values.ndim != 2 or values.shape[1] != 2:
-            raise ValueError(f"The group {label!r} has shape {values.shape}: give (n, "
-                             "2), two coordinates for each point.")
-        axis.scatter(*values.T, label=label, s=12, alpha=0.7, linewidths=0)
-    axis.set(xlabel=x, ylabel=y)
-    axis.set_aspect("equal", "datalim")
-    axis.legend(fontsize=9, frameon=False)
     return figure
 
 # %% ../../nbs/reference/show/plots.ipynb #48e868f9

@@ -16,8 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..core.errors import UserError
+
 # %% auto #0
-__all__ = ['join_processes', 'own_device', 'add_up_', 'any_process', 'share_weights_', 'first_alone', 'split_batch']
+__all__ = ['join_processes', 'own_device', 'named_device', 'add_up_', 'any_process', 'share_weights_', 'first_alone',
+           'split_batch']
 
 # %% ../../nbs/reference/train/processes.ipynb #7acab7de
 def join_processes() -> tuple[int, int]:  # this one's rank, and how many there are
@@ -41,6 +44,15 @@ def own_device() -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
     return device
+
+
+def named_device(name: str | torch.device | None) -> torch.device:
+    "The device that is asked for, or this process's own; UserError where none is."
+    if name is None: return own_device()
+    try: return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError):  # no such name; built without it
+        raise UserError(f"device is {name}, which this machine doesn't have: give "
+                        "cpu, cuda, cuda:1 or mps, or leave it out.") from None
 
 # %% ../../nbs/reference/train/processes.ipynb #10f167c5
 def add_up_(tensors: list[Tensor]) -> None:

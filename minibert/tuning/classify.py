@@ -5,21 +5,18 @@
 # %% ../../nbs/reference/tuning/classify.ipynb #3aabf284
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 
 from ..core.errors import UserError
 from ..core.files import read_json
-from ..core.precision import check_finite, evaluating
-from ..data.labels import count_cut, read_examples
+from ..data.labels import ExampleSampler, ask, read_examples
 from ..evaluation import wilson
 from ..finetuning import BertClassifier, difference
 from ..measure.baselines import bag_of_words
-from ..runs.asking import warn_unknown
 from ..tokenizer import WordPieceTokenizer
-from .tasks import FinetuningTask, label_figures
+from .tasks import FinetuningTask, label_figures, warn_cut
 
 # %% auto #0
 __all__ = ['TASK', 'accuracy_figures', 'commonest_label', 'ClassifyTask', 'check_pair', 'classify']
@@ -46,11 +43,12 @@ class ClassifyTask(FinetuningTask):
     "One label of several for each text."
 
     result, hint = "classifier", 'classify RUN "a text"'
-    pair_hint = ' --pair "another"'
     columns = {"accuracy": ".1%"}
     baselines = {"bag_of_words": bag_of_words, "majority": commonest_label}
 
     def fits(self, config): return config.pooling != "none" and len(config.labels) > 1
+
+    def hint_for(self, pair): return self.hint + ' --pair "another"' * pair
 
     def read(self, options, split, like=None):
         names = like.names if like else options.label_names or None
@@ -98,15 +96,9 @@ def classify(
     "What a fine-tuned BERT says of texts; UserError."
     texts = texts if isinstance(texts, list) else [texts]
     most = min(tokenizer.max_length, model.config.max_position_embeddings)
-    if cut := count_cut(texts, tokenizer, most):
-        what = f"{cut:,} of {len(texts):,} texts were" if texts[1:] else "The text was"
-        warnings.warn(f"{what} cut to {most} tokens, the most that this model reads: "
-                      "ask about shorter texts.", stacklevel=2)
-    batch = tokenizer.encode_batch(texts, max_length=most, return_tensors="pt")
-    warn_unknown("the text", tokenizer, batch["input_ids"].flatten())
-    with evaluating(model) as device:
-        batch = {name: values.to(device) for name, values in batch.items()}
-        logits = model(**batch).logits.double()
-    check_finite("The model's answers", logits)
-    rows = [dict(zip(model.names, row)) for row in logits.softmax(-1).tolist()]
+    examples = TASK.ask(texts, tokenizer, model.names)
+    sampler = ExampleSampler(examples, tokenizer, most)
+    warn_cut("the text", sampler)
+    shares = ask(model, sampler).double().softmax(-1)
+    rows = [dict(zip(model.names, row)) for row in shares.tolist()]
     return [dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in rows]

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -26,21 +26,22 @@ from ..data.labels import (
     Examples, ExampleSampler, ask, check_counts, hold_out, take_share)
 from ..data.tables import load_table
 from ..finetuning import BertClassifier, finetune, train_frozen
+from ..hub.cards import on_hub, public_name, write_card
 from ..hub.files import find_checkpoint
 from ..model import BertModel
 from ..runs.asking import (
-    began, check_ids, check_weights, learned, untrained, warn_unknown)
+    began, check_ids, check_weights, learned, untrained)
 from ..runs.plan import FORMAT, FinetuneConfig, read_finetuning
 from ..tokenizer import WordPieceTokenizer
 from ..train.checkpoints import list_checkpoints, only_run_in
 from ..train.processes import (
     any_process, first_alone, join_processes, own_device)
 from ..train.recipe import TrainingConfig
-from .tasks import FinetuningTask, finetuning_task
+from .tasks import FinetuningTask, finetuning_task, warn_cut
 from ..weights import load_encoder, save_pretrained
 
 # %% auto #0
-__all__ = ['read_parts', 'start_classifier', 'training_for', 'run_finetuning', 'resume_finetuning']
+__all__ = ['read_parts', 'start_classifier', 'training_for', 'length_for', 'run_finetuning', 'resume_finetuning']
 
 # %% ../../nbs/reference/tuning/finetune.ipynb #e4574df0
 def read_parts(
@@ -61,6 +62,9 @@ def read_parts(
             say("The split test is not read: --validation-split test asks it ...")
         check_counts(train, ("one to learn from", "one to choose by", "one to ask"))
         test, train = take_share(train, 0.1, options.seed + 2000)
+    if len(test) < 2:
+        raise UserError(f"{options.test or options.dataset} gives one text to ask in "
+                        "the end, which has no interval: give two or more.")
     train, _ = take_share(train, options.share, options.seed)
     learned = {*train.texts}
     if doubles := sum(text in learned for text in test.texts):
@@ -134,10 +138,21 @@ def _summarise(
     return found | task.details(answers["bert"], test)
 
 # %% ../../nbs/reference/tuning/finetune.ipynb #8be4720c
-def _with_length(options: FinetuneConfig, room: int, resume: bool) -> FinetuneConfig:
+def length_for(counts: np.ndarray, room: int) -> int:  # tokens of each text
+    "A length that leaves 99 of 100 texts whole, by eights, as far as the model reads."
+    most = np.percentile(counts, 99, method="higher")
+    return min(room, 8 * math.ceil(most / 8))
+
+
+def _with_length(
+    options: FinetuneConfig, room: int, resume: bool, counts: Callable,
+) -> FinetuneConfig:
     "The options with a length that fits the model; UserError where they ask for more."
     if options.length is None:
-        return replace(options, length=min(TrainingConfig.length, room))
+        length = length_for(counts(), room)
+        say(f"A text is read up to {length} tokens, by the texts to learn from"
+            f"{', and the model reads no more' * (length == room)} ...")
+        return replace(options, length=length)
     if options.length > room and not resume:
         raise UserError(f"length is {options.length}, and {options.run} reads {room} "
                         f"tokens at most: give --length {room} or less, or leave it "
@@ -189,14 +204,11 @@ def _samplers(
 ) -> list[ExampleSampler]:
     "The parts as ids, which the model has to know."
     samplers = [task.sampler(part, tokenizer, length, options.seed) for part in parts]
-    if cut := sum(sampler.cut for sampler in samplers):
-        count = sum(map(len, samplers))
-        say(f"{cut:,} of {count:,} texts are cut to {length} tokens ...")
+    warn_cut(options.dataset, *samplers)
     rows = [row for sampler in samplers for row in sampler.rows]
     ids, types = (np.concatenate([row[name] for row in rows])
                   for name in ("input_ids", "token_type_ids"))
     check_ids(model.config, ids, types)
-    warn_unknown(options.dataset, tokenizer, ids)
     return samplers
 
 
@@ -208,8 +220,24 @@ def _opened(task: FinetuningTask, options: FinetuneConfig, resume: bool) -> tupl
     tokenizer = WordPieceTokenizer.from_pretrained(options.run)
     most = model.config.max_position_embeddings
     room = min(most, tokenizer.max_length)  # as it will be asked
-    options = _with_length(options, room, resume)
+    def counts(): return task.sampler(parts[0], tokenizer, room).lengths
+    options = _with_length(options, room, resume, counts)
     return parts, model, tokenizer, options, min(options.length, room)
+
+
+def _describe(task: FinetuningTask, options: FinetuneConfig, figures: dict) -> None:
+    "Write the run's README.md."
+    base, data = public_name(options.run), public_name(options.dataset)
+    labels = ", ".join(figures["labels"])
+    what = f"A {task.result} for the labels {labels}, made of {base}."
+    learned = (f"It learned from {figures['examples'][0]:,} texts of {data}. "
+               "`options.json` has every option, `figures.json` the figures.")
+    pair = bool(options.text_pair_column)
+    write_card(options.out, f"{task.result} {Path(options.out).name}", [what, learned],
+               task.rows(figures), task.hint_for(pair),
+               [("a text", "another") if pair else "a text"],
+               "minibert finetune --config options.json --out again",
+               on_hub(base_model=options.run, datasets=options.dataset))
 
 
 def run_finetuning(
@@ -247,6 +275,7 @@ def run_finetuning(
         task.finish_(model, parts[0])
         save_pretrained(model, tokenizer, out)
         figures = _summarise(task, model.eval(), tokenizer, parts, length)
+        _describe(task, options, figures)
         write_whole(out / "figures.json", json.dumps(figures, indent=2) + "\n")
     return figures
 

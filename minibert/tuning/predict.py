@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError
@@ -25,10 +26,10 @@ from ..data.labels import Examples, ExampleSampler, ask
 from ..data.tables import TABLES, read_each, read_lines
 from ..hub.families import reads
 from ..nn.classifier_parts import pool
-from ..runs.asking import check_weights, warn_unknown
+from ..runs.asking import check_weights
 from ..tokenizer import WordPieceTokenizer
-from ..train.processes import own_device
-from .tasks import FinetuningTask, load_tuned, task_for
+from ..train.processes import named_device
+from .tasks import FinetuningTask, load_tuned, task_for, warn_cut
 from ..weights import load_encoder
 
 # %% auto #0
@@ -36,20 +37,11 @@ __all__ = ['BLOCK', 'Row', 'predict', 'embed', 'read_texts', 'name_bad', 'blocks
            'embed_file']
 
 # %% ../../nbs/reference/tuning/predict.ipynb #f83b5fbe
-def _opened(name: Any, tokenizer: Any, load: Callable) -> tuple[Any, Any]:
-    "What `load` opens, and its tokenizer; what is open already stays as it is."
-    if not isinstance(name, str | Path): return name, tokenizer
-    return load(name), tokenizer or WordPieceTokenizer.from_pretrained(name)
-
-
-def _asked(sampler: ExampleSampler) -> ExampleSampler:
-    "The same, with a warning where its texts are cut or mostly unknown."
-    if cut := sampler.cut:
-        say(f"{cut:,} of {len(sampler.examples):,} texts are cut to {sampler.length} "
-            "tokens, the most that this model reads ...")
-    ids = [np.array(row["input_ids"]) for row in sampler.rows]
-    warn_unknown("the texts", sampler.tokenizer, np.concatenate(ids))
-    return sampler
+def _opened(model: Any, tokenizer: Any, load: Callable, device: Any) -> tuple[Any, Any]:
+    "What `load` opens, or what is open already, on its device; and its tokenizer."
+    if isinstance(model, str | Path): model = load(model).to(named_device(device))
+    elif device is not None: model.to(named_device(device))
+    return model, tokenizer or WordPieceTokenizer.from_pretrained(model.name_or_path)
 
 
 def _answers(
@@ -59,35 +51,40 @@ def _answers(
     if not texts: return []
     most = min(tokenizer.max_length, reads(model.config))
     examples = task.ask(texts, tokenizer, model.names)
-    sampler = _asked(task.sampler(examples, tokenizer, most))
+    sampler = task.sampler(examples, tokenizer, most)
+    warn_cut("the texts", sampler)
     return task.words(ask(model, sampler, size), sampler)
 
 
 def predict(
     model: str | Path | nn.Module,  # a fine-tuned one: its folder or name, or itself
     texts: Sequence,  # texts, or pairs of texts; for a tagger lists of words, too
-    tokenizer: WordPieceTokenizer | None = None,  # of a model that is open already
+    tokenizer: WordPieceTokenizer | None = None,  # None: that of the model's folder
     batch_size: int = 64,
+    device: str | torch.device | None = None,  # as cuda:1 or mps; None: where it is
 ) -> list[dict]:  # for each text: label and probability, or a number, or words and tags
     "What a fine-tuned BERT says of each text, wherever it is; UserError."
-    model, tokenizer = _opened(model, tokenizer, lambda name: load_tuned(name)[1])
+    load = lambda name: load_tuned(name)[1]
+    model, tokenizer = _opened(model, tokenizer, load, device)
     return _answers(task_for(model), model, tokenizer, texts, batch_size)
 
 
 def embed(
     model: str | Path | nn.Module,  # any BERT: its folder or name, or itself
     texts: Sequence[str],
-    tokenizer: WordPieceTokenizer | None = None,  # of a model that is open already
+    tokenizer: WordPieceTokenizer | None = None,  # None: that of the model's folder
     batch_size: int = 64,
     length: int | None = None,  # tokens that are read; None: all that the model can
     normalize: bool = False,  # to length 1
+    device: str | torch.device | None = None,  # as cuda:1 or mps; None: where it is
 ) -> np.ndarray:  # (N, D), float32
     "The mean of the last states over each text's real tokens, [CLS] and [SEP] too."
-    model, tokenizer = _opened(model, tokenizer, load_encoder)
+    model, tokenizer = _opened(model, tokenizer, load_encoder, device)
     bert, most = getattr(model, "bert", model), tokenizer.max_length
     most = min(most, reads(bert.config), length or most)
     examples = Examples(tuple(texts), np.zeros(len(texts), np.int64), ("",))
-    sampler = _asked(ExampleSampler(examples, tokenizer, most))
+    sampler = ExampleSampler(examples, tokenizer, most)
+    warn_cut("the texts", sampler)
     def answer(batch: dict[str, Tensor]) -> Tensor: return pool(bert, "mean", **batch)
     found = ask(bert, sampler, batch_size, answer).float()
     return (nn.functional.normalize(found) if normalize else found).numpy()
@@ -113,19 +110,20 @@ def read_texts(
         yield row
 
 
-def name_bad(problems: list[UserError], count: int) -> int:  # the exit code
-    "Say which rows were bad: ten of them, and how many more."
-    for problem in problems[:10]: tell_stderr(f"minibert: {problem}")
-    if len(problems) > 10: tell_stderr(f"minibert: and {len(problems) - 10:,} more.")
-    if problems: tell_stderr(f"minibert: {count - len(problems):,} of {count:,} rows "
-                             "are done.")
-    return 1 if problems else 0
+def name_bad(first: list[UserError], bad: int, count: int) -> int:  # the exit code
+    "Say which rows were bad: the first ten of them, and how many more."
+    for problem in first: tell_stderr(f"minibert: {problem}")
+    if bad > len(first): tell_stderr(f"minibert: and {bad - len(first):,} more.")
+    if bad: tell_stderr(f"minibert: {count - bad:,} of {count:,} rows are done.")
+    return 1 if bad else 0
 
 
-def blocks(rows: Iterator) -> Iterator[tuple[list, list[int]]]:
-    "The rows block by block, and which of each block are good."
+def blocks(rows: Iterator, first: list[UserError]) -> Iterator[tuple[list, list[int]]]:
+    "The rows block by block, and which are good; the first ten bad ones join `first`."
     rows = iter(rows)
     while block := [*islice(rows, BLOCK)]:
+        bad = (row for row in block if not isinstance(row, dict))
+        first += islice(bad, 10 - len(first))
         yield block, [k for k, row in enumerate(block) if isinstance(row, dict)]
 
 
@@ -174,6 +172,7 @@ def predict_file(
     columns: Sequence[str | None] = (None, None),  # text, pair; None: as it has learned
     lines: bool = False,  # print JSON lines instead of CSV
     batch_size: int = 64,
+    device: str | None = None,  # None: a GPU, if there is one
 ) -> int:  # 0; 1 where a row was bad
     "Write what a fine-tuned BERT says of each row of a file."
     kind = (Path(out).suffix if out else ".jsonl" if lines else ".csv").lower()
@@ -186,13 +185,13 @@ def predict_file(
     learned = task.defaults | (read_json(made) if made.is_file() else {})
     own = learned.get("text_column", "text"), learned.get("text_pair_column")
     columns = [*filter(None, (given or old for given, old in zip(columns, own)))]
-    rows, problems, count = read_texts(path, columns), [], 0
-    model = model.to(own_device())
+    rows, first, count, bad = read_texts(path, columns), [], 0, 0
+    model = model.to(named_device(device))
     keys = [*_answers(task, model, tokenizer, [("a",) * len(columns)
                                                if columns[1:] else "a"], 1)[0]]
     with whole_file(out) as file:
         write = _writer(file, kind, ["row", *columns, *keys])
-        for block, good in blocks(rows):
+        for block, good in blocks(rows, first):
             texts = [tuple(block[k][name] for name in columns) for k in good]
             if not columns[1:]: texts = [text for text, in texts]
             found = dict(zip(good, _answers(task, model, tokenizer, texts, batch_size)))
@@ -200,38 +199,43 @@ def predict_file(
                 empty = dict.fromkeys([*columns, *keys])
                 write(dict(row=(count := count + 1)) | empty
                       | (row | found[k] if k in found else {}))
-            problems += [row for row in block if isinstance(row, UserError)]
+            bad += len(block) - len(good)
             say(f"{count:,} rows ...")
-    return name_bad(problems, count)
+    return name_bad(first, bad, count)
 
 # %% ../../nbs/reference/tuning/predict.ipynb #aadced96
 def embed_file(
     run: str,
-    path: str,  # a table, or a file of texts line by line
+    path: str,  # a table, a file of texts line by line, or -
     out: str,  # .npy
     column: str = "text",
+    device: str | None = None,  # None: a GPU, if there is one
     **options: Any,  # batch_size, length, normalize: see `embed`
 ) -> int:  # 0; 1 where a row was bad
     "Write a file's sentence vectors, a row each."
-    if Path(out).suffix != ".npy" or path == "-":
-        raise UserError(f"The vectors of {path} are to go to {out}: give a file, which "
-                        "is read twice, and a name that ends in .npy.")
-    with whole_place(out) as temp:
-        bert = load_encoder(run).to(own_device())
+    if Path(out).suffix != ".npy":
+        raise UserError(f"The vectors are to go to {out}: give a name that ends in "
+                        ".npy.")
+    with whole_place(out) as temp, open(temp, "wb") as file:
+        bert = load_encoder(run).to(named_device(device))
         check_weights(bert)
-        tokenizer, problems = WordPieceTokenizer.from_pretrained(run), []
-        count, done = sum(1 for _ in read_texts(path, [column])), 0
-        if not count: raise UserError(f"{path} holds no row: give another file.")
-        shape = count, bert.config.hidden_size
-        vectors = np.lib.format.open_memmap(temp, "w+", np.float32, shape)
-        for block, good in blocks(read_texts(path, [column])):
-            part = np.full((len(block), shape[1]), np.nan, np.float32)
+        tokenizer, D = WordPieceTokenizer.from_pretrained(run), bert.config.hidden_size
+        first, count, bad = [], 0, 0
+        _write_header(file, (0, D))
+        for block, good in blocks(read_texts(path, [column]), first):
+            part = np.full((len(block), D), np.nan, "<f4")
             if good: part[good] = embed(
                 bert, [block[k][column] for k in good], tokenizer, **options)
-            vectors[done:done + len(block)] = part
-            problems += [row for row in block if isinstance(row, UserError)]
-            done += len(block)
-            say(f"{done:,} of {count:,} rows ...")
-        vectors.flush()
-        del vectors  # Windows moves no file that is open
-    return name_bad(problems, count)
+            file.write(part.tobytes())
+            count, bad = count + len(block), bad + len(block) - len(good)
+            say(f"{count:,} rows ...")
+        if not count: raise UserError(f"{path} holds no row: give another file.")
+        _write_header(file, (count, D))
+    return name_bad(first, bad, count)
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
+    "Begin an .npy file; once more at the end, when the number of rows is known."
+    file.seek(0)
+    np.lib.format.write_array_header_1_0(
+        file, dict(descr="<f4", fortran_order=False, shape=shape))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +19,15 @@ from ..core.errors import UserError
 from ..data.labels import Examples, ExampleSampler
 from ..evaluation import row_interval, wilson
 from ..finetuning import BertClassifier
-from ..hub.families import resolve
+from ..hub.families import choose
 from ..model import BertModel
-from ..runs.asking import check_weights
+from ..runs.asking import check_weights, warn_unknown
 from ..runs.plan import FinetuneConfig
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['FINETUNING', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference', 'finetuning_task', 'task_for',
-           'load_tuned']
+__all__ = ['FINETUNING', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference', 'warn_cut', 'finetuning_task',
+           'task_for', 'load_tuned']
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #628dbdef
 _WORDS = dict(bert="this model", majority="commonest label")  # for sources of figures
@@ -37,7 +38,6 @@ class FinetuningTask:
 
     result = ""  # what comes of it, in a word
     hint = "predict RUN FILE"  # how the result is asked: words of the command
-    pair_hint = ""  # and what follows where it has learned pairs
     pooling: str | None = None  # what the head reads; None: as the options say
     without: tuple[str, ...] = ()  # options that mean nothing here
     defaults: dict[str, str] = {}  # options whose default is another one here
@@ -66,6 +66,10 @@ class FinetuningTask:
             if getattr(options, name) != getattr(FinetuneConfig, name):
                 raise UserError(f"--task {options.task} has no "
                                 f"--{name.replace('_', '-')}: leave it out.")
+
+    def hint_for(self, pair: bool) -> str:  # do its texts come in pairs?
+        "How a run is asked."
+        return self.hint
 
     def read(
         self, options: FinetuneConfig, split: str, like: Examples | None = None,
@@ -142,6 +146,17 @@ def row_difference(ours: np.ndarray, theirs: np.ndarray, row: np.ndarray) -> dic
     apart = ours.astype(float) - theirs.astype(float)
     return dict(difference=float(apart.mean()), interval=[*row_interval(apart, row)])
 
+# %% ../../nbs/reference/tuning/tasks.ipynb #5d0c7a12
+def warn_cut(what: str, *samplers: ExampleSampler) -> None:
+    "Warn where texts are cut, and where most of `what` is unknown."
+    first = samplers[0]
+    if cut := sum(sampler.cut for sampler in samplers):
+        count = sum(len(sampler.examples) for sampler in samplers)
+        warnings.warn(f"{cut:,} of {count:,} texts were cut to {first.length} tokens.",
+                      stacklevel=2)
+    rows = [row["input_ids"] for sampler in samplers for row in sampler.rows]
+    warn_unknown(what, first.tokenizer, np.concatenate(rows))
+
 # %% ../../nbs/reference/tuning/tasks.ipynb #d1a93133
 FINETUNING = {
     "answer": "minibert.tuning.answer:TASK",
@@ -153,8 +168,7 @@ FINETUNING = {
 
 def finetuning_task(name: str) -> FinetuningTask:
     "The task of a --task; UserError for one that there isn't."
-    if name in FINETUNING: return resolve(FINETUNING[name])
-    raise UserError(f"--task is {name}: choose {' or '.join(FINETUNING)}.")
+    return choose("task", name, FINETUNING)
 
 
 def task_for(model: nn.Module) -> FinetuningTask:  # of a BertClassifier

@@ -25,8 +25,8 @@ def home(first_run, classifier, tmp_path_factory):
     home = tmp_path_factory.mktemp("promises")
     for name, source in (("run", first_run), ("other", first_run), ("stopped", first_run), ("c", classifier)): shutil.copytree(source, home / name)
     files = {"films.csv": FILMS, "empty.txt": "", "small.txt": "One line.", "steps.yaml": "stps: 7\n", "type.yaml": "steps: many\n",
-             "prose.yaml": "no options", "columns.csv": "words,kind\na,b\n", "wide.csv": "text,label\na,b\nc,d,e\n", "words.bio": "a b\nc\n", "asked.csv": "question,context,answers,start\nWho?,Tom ran.,Tom,4\n",
-             "one.csv": "text,label\n" + "a film,good\n" * 9,
+             "prose.yaml": "no options", "columns.csv": "words,kind\\na,b\\n", "wide.csv": "text,label\\na,b\\nc,d,e\\n", "words.bio": "a b\\nc\\n", "asked.csv": "question,context,answers,start\\nWho?,Tom ran.,Tom,4\\n",
+             "one.csv": "text,label\\n" + "a film,good\\n" * 9, "single.csv": "text,label\\na film,good\\n",
              "pickled/config.json": (first_run / "config.json").read_text()}
     for name, text in files.items():
         (home / name).parent.mkdir(exist_ok=True)
@@ -51,6 +51,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "no number": ("pretrain --steps many", "--steps"),
     "out of range": ("pretrain --steps 0", "steps is 0"),
     "no finite number": ("pretrain --lr inf", "learning_rate"),
+    "a share that holds nothing out": ("pretrain --validation-share 0", "validation_share"),
     "no choice": ("pretrain --size huge", "3x192x3"),
     "another model's option": ("pretrain --model gpt --units words", "--units"),
     "a model that there isn't": ("pretrain --model brt", "brt"),
@@ -82,11 +83,13 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a text that is too small": ("pretrain --dataset small.txt", "small.txt"),
     "a column that is not there": ("finetune run --dataset columns.csv", "text"),
     "a row with too many cells": ("finetune run --dataset wide.csv", "wide.csv"),
+    "a test set of one text": ("finetune run --dataset films.csv --test single.csv", "single.csv"),
     "one label alone": ("finetune run --dataset one.csv", "one.csv"),
     "a label that is no number": ("finetune run --dataset films.csv --task regress", "Row 1"),
     "an answer that its text hasn't": ("finetune run --dataset asked.csv --task answer", "Row 1"),
     "a word without a tag": ("finetune run --dataset words.bio --task tag", "words.bio"),
     "answers of no known kind": ("predict c films.csv --out answers.xlsx", "answers.xlsx"),
+    "a device that isn't there": ("predict c films.csv --device mps:7", "mps:7"),
     "vectors of no known kind": ("embed run films.csv --out vectors.csv", "vectors.csv"),
     # checkpoints
     "no run": ("evaluate nowhere", "nowhere"),
@@ -102,12 +105,21 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a corpus of another run": ("evaluate corpus", "corpus"),
     # folders and resumes
     "a folder that is taken": (("pretrain", *Q, "--out", "run"), "run exists"),
+    "an export to a place that is taken": ("export run --out films.csv", "films.csv"),
+    "an export without a place": ("export nowhere", "--out"),
     "results that are there": ("inspect run text --out films.csv", "films.csv"),
     "a resume with other options": ("pretrain --resume stopped --seed 3", "--seed was 0 and is 3"),
+    "a resume with more steps": ("pretrain --resume run --steps 8", "--start run"),
     "a resume of a classifier with other options": ("finetune --resume c --seed 3", "--seed was 0 and is 3"),
     "a resume of no run": ("pretrain --resume nowhere", "nowhere"),
     # questions
     "a file instead of a text": ("classify c films.csv", "films.csv"),
+    "a file instead of a blank": ("fill-mask run films.csv", "films.csv"),
+    "a file instead of a sentence": ("next-sentence run films.csv text", "films.csv"),
+    "a file instead of a beginning": ("generate run films.csv", "films.csv"),
+    "a file to be drawn": ("inspect run films.csv --out page", "films.csv"),
+    "a file as the second text": ("classify c text --pair films.csv", "films.csv"),
+    "what is piped instead of a text": ("classify c -", "predict RUN -"),
     "a text without [MASK]": ("fill-mask run text", "[MASK]"),
     "a text that is too long": (("fill-mask", "run", "[MASK] " * 99), "32"),
     "a question for a model that answers none": ("answer c question text", "answers no question"),

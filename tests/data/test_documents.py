@@ -34,8 +34,8 @@ def test_sources(tmp_path):
     (folder / "a.txt").write_text("\ufeffOne here. Two\nhere.\n\n\nThree. Four.", encoding="utf-8")
     (folder / "inner/b.txt").write_bytes("Fünf. Sechs.\r\n\r\nSieben. Acht.\r\n\r\nNeun. Zehn.".encode())
     held, kept = list(load_documents(folder, split="validation")), load_documents(folder)
-    assert held == [["One here.", "Two here."], ["Three.", "Four."]]
-    assert list(kept) == list(kept) == [["Fünf.", "Sechs."], ["Sieben.", "Acht."], ["Neun.", "Zehn."]]
+    assert held == [["Three.", "Four."], ["Fünf.", "Sechs."]]
+    assert list(kept) == list(kept) == [["One here.", "Two here."], ["Sieben.", "Acht."], ["Neun.", "Zehn."]]
     assert len(list(load_documents(folder, limit=1))) == 1
     assert [s for d in load_documents(limit=2) for s in d] == [s for t in stories(2) for s in t.sentences]
 
@@ -43,10 +43,43 @@ def test_sources(tmp_path):
 def test_a_table_without_a_validation_split_holds_some_out(tmp_path):
     (tmp_path / "train.csv").write_text("text,other\n" + "".join(f"Row {k}. It is whole.,{k}\n" for k in range(50)))
     train, held = list(load_documents(tmp_path)), list(load_documents(tmp_path, split="validation"))
-    assert len(train) == 46 and len(held) == 4 and train[0] == ["Row 2.", "It is whole."]
+    assert len(train) == 47 and len(held) == 3 and train[1] == ["Row 2.", "It is whole."]
     with pytest.raises(UserError, match="'body'"): load_documents(tmp_path, text_column="body")
     (tmp_path / "dev.csv").write_text("text,other\nOne. Two.,1\n")
     assert list(load_documents(tmp_path, split="validation")) == [["One.", "Two."]] and len(list(load_documents(tmp_path))) == 50
+
+
+def halves(source, **more):
+    "Both parts of a text without splits, as characters."
+    return [[" ".join(d) for d in load_documents(source, split=split, **more)] for split in ("train", "validation")]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
+@pytest.mark.parametrize("lengths", [[40] * 400, [1, 1, *[600] * 8], [5000, *[8] * 700], [3000] * 4, [random.Random(k).randint(1, 80) for k in range(400)]],
+                         ids=["alike", "chapters", "a giant first", "four", "mixed"])
+def test_the_held_out_part_has_its_share_whatever_the_lengths(tmp_path, lengths, share):
+    (tmp_path / "a.txt").write_text("\n\n".join(" ".join(f"Word {n} of document {k}." for n in range(length)) for k, length in enumerate(lengths)))
+    train, held = halves(tmp_path / "a.txt", validation_share=share)
+    count = [sum(map(len, part)) for part in (train, held)]
+    assert abs(count[1] - share * sum(count)) < max(0.01 * sum(count), 2000) and len(held) >= 2
+    whole = sorted(sentence for part in (train, held) for d in part for sentence in split_sentences(d))
+    assert whole == sorted(f"Word {n} of document {k}." for k, length in enumerate(lengths) for n in range(length))
+
+
+def test_lines_without_a_blank_one_become_documents_of_twenty(tmp_path):
+    lines = [f"This is line {k} of the file." for k in range(2000)]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n\n")  # a blank line at the end separates nothing
+    train, held = halves(tmp_path / "a.txt")
+    assert len(train + held) == 100 and {len(split_sentences(d)) for d in train + held} == {20}
+    assert sorted(s for d in train + held for s in split_sentences(d)) == sorted(lines)
+    (tmp_path / "b.txt").write_text("\n".join(lines[:30]) + "\n\n" + "\n".join(lines[30:60]))
+    train, held = halves(tmp_path / "b.txt")
+    assert [d.count("This") for d in train + held] == [30, 30]
+
+
+def test_titles_are_no_documents_to_ask(tmp_path):
+    (tmp_path / "a.txt").write_text("A Title\n\nAn Author\n\n" + "\n\n".join(f"Part {k} begins. It ends." for k in range(8)))
+    assert [len(split_sentences(d)) for d in halves(tmp_path / "a.txt")[1]] == [2, 2]
 
 
 def test_texts_may_have_splits_too(tmp_path):
@@ -57,7 +90,7 @@ def test_texts_may_have_splits_too(tmp_path):
 
 
 @pytest.mark.parametrize("name, content, place", [
-    ("empty.txt", b"", "0 documents"), ("blank.txt", b" \n\n", "0 documents"), ("few.txt", b"One.\n\nTwo.\n\nThree.", "3 documents"),
+    ("empty.txt", b"", "0 characters"), ("blank.txt", b" \n\n", "0 characters"), ("few.txt", b"One.\n\nTwo.\n\nThree.", "14 characters"),
     ("latin.txt", "Caf\u00e9.".encode("latin-1"), "Line 1"), ("late.txt", b"Word.\n\n" * 100_000 + b"\xff", "Line 200001")])
 def test_a_text_that_can_not_be_read_is_named(tmp_path, name, content, place):
     (tmp_path / name).write_bytes(content)

@@ -40,6 +40,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "config": "config defaults",
     "hub.config_files": "config",
     "hub.sizes": "new_layers descendants",
+    "hub.cards": "cards",
+    "hub.export": "export",
     "hub.files": "weights training",
     "perf.memory": "config",
     "hub.families": "models weights finetuning",
@@ -91,7 +93,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "new_layers": "new_layers",
     "nn.packing": "new_layers",
     "nn.variants": "variants",
-    "runs.variants": "variant_runs",
+    "runs.descendants": "variant_runs",
     "show.page": "other_checkpoints",
     "nn.reader": "answer",
     "measure.answers": "answer",
@@ -100,6 +102,8 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "tuning.tag": "tasks",
     "tuning.regress": "tasks",
     "tuning.predict": "predict",
+    "tuning.finetune": "tasks",
+    "runs.overview": "overview",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert

@@ -46,11 +46,12 @@ def test_compare_of_two_objectives_asks_what_both_have_learned(run, tmp_path):
     assert as_json("compare", run, tmp_path / "nsp", "--out", tmp_path / "a.png")["figures"].keys() == {"nsp_accuracy"}
 
 
-def test_the_verdict_is_by_the_main_figure_and_no_rounding_wins():
-    main = dict(mlm_loss=None, masked_loss=None)
+def test_the_verdict_is_what_the_printed_intervals_say():
     def row(difference, around): return dict(difference=difference, interval=(difference - around, difference + around))
-    assert verdict("one", "two", dict(mlm_loss=row(2e-2, 1e-2)), main).startswith("one ")
-    assert verdict("one", "two", dict(mlm_loss=row(-2e-2, 1e-2)), main).startswith("two ")
-    for small in (row(2e-8, 1e-8), row(1e-2, 2e-2)):
-        assert not verdict("one", "two", dict(mlm_loss=small), main).startswith(("one ", "two "))
-    assert verdict("one", "two", dict(span_loss=row(0.1, 0.01), masked_loss=row(-1.0, 0.01)), main).startswith("two ")
+    assert verdict("one", "two", dict(mlm_loss=row(2e-2, 1e-2))) == "one is better at mlm loss."
+    assert verdict("one", "two", dict(mlm_loss=row(-2e-2, 1e-2))) == "two is better at mlm loss."
+    for small in (row(2e-8, 1e-8), row(1e-2, 2e-2), row(0, 0)):  # no rounding wins
+        assert verdict("one", "two", dict(mlm_loss=small)) == "No difference can be told at mlm loss."
+    open_loss = dict(mlm_loss=row(-0.01, 0.02), mlm_accuracy=row(0.020, 0.004), nsp_accuracy=row(-0.1, 0.01))
+    assert verdict("one", "two", open_loss) == ("two is better at mlm accuracy; one is better at nsp accuracy; "
+                                                "no difference can be told at mlm loss.")

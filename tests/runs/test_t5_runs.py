@@ -31,7 +31,7 @@ def t5_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("t5")
     out, err = call(*QUICK, "--checkpoint-steps", 2, cwd=folder)
     assert "2 + 2 layers, 128 wide, 956 pieces; 4 steps of 4 texts of 24 tokens" in err
-    assert "missing tokens, accuracy" in out and out.count("it writes:") == 4 and 'generate runs/1 "one morning [MASK]' in out
+    assert "missing tokens, accuracy" in out and out.count("it writes:") == 4 and 'generate runs/1 \'one morning [MASK]' in out
     return folder / "runs" / "1"
 
 

@@ -8,7 +8,7 @@ import torch
 from command import call, refused
 from minibert.nn.variants import FastVariantForPreTraining
 from minibert.runs.experiment import read_experiment
-from minibert.runs.variants import VARIANT
+from minibert.runs.descendants import VARIANT
 from minibert.weights import load_pretrained
 
 QUICK = ("pretrain", "--steps", 4, "--batch-size", 4, "--length", 24, "--precision", "float32", "--log-steps", 1, "--vocab-size", 400)

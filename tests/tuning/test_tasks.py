@@ -10,6 +10,7 @@ from scipy import stats
 
 from minibert.config import BertConfig
 from minibert.core.errors import UserError
+from minibert.core.progress import shown
 from minibert.core.seeds import seeded
 from minibert.data.labels import hold_out, take_share
 from minibert.data.stories import stories
@@ -18,9 +19,10 @@ from minibert.heads import BertForPreTraining
 from minibert.nn.classifier_parts import make_encoder
 from minibert.parity import assert_same, randomise_
 from minibert.probing import tag_stories
-from minibert.runs.plan import FinetuneConfig
+from minibert.runs.plan import FinetuneConfig, read_finetuning
+from minibert.show.page import inspect
 from minibert.tokenizer import WordPieceTokenizer
-from minibert.tuning.finetune import read_parts, run_finetuning
+from minibert.tuning.finetune import length_for, read_parts, run_finetuning
 from minibert.tuning.predict import predict
 from minibert.tuning.regress import NumberSampler, correlation
 from minibert.tuning.tag import TagSampler, tag_words, words_of
@@ -93,6 +95,35 @@ def test_a_tagger_answers_as_their_pipeline_piece_by_piece(tuned, home):
     assert len(whole["tags"]) == 90 and None not in whole["tags"]  # theirs cuts it to 24 tokens
     theirs = hf.pipeline("token-classification", model=str(folder), ignore_labels=[])(long)
     assert len(theirs) == 22 and whole["tags"][:5] == [p["entity"] for p in theirs][:5]
+
+
+# --- what is drawn and asked ---
+
+
+@pytest.mark.parametrize("task", ["tag", "regress"])
+def test_a_page_says_what_the_head_says(tuned, tmp_path, task):
+    text = "Anna lost her ball."
+    page = inspect(tuned[task][0], text, tmp_path / "page").read_text()
+    found, = predict(tuned[task][0], [text])
+    said = f"Its tags: {' '.join(found['tags'])}" if task == "tag" else f"Its length: {found['length']:.4g}"
+    assert said in page and "Its labels" not in page
+
+
+def test_a_length_leaves_all_but_one_of_a_hundred_texts_whole(home, capsys):
+    assert length_for(np.array([5] * 990 + [17] * 9 + [400]), 512) == 24  # the tenth longest has 17
+    assert length_for(np.array([5] * 98 + [16, 16]), 512) == 16 and length_for(np.array([300]), 48) == 48
+    task, own = finetuning_task("regress"), options(home, "regress", length=None)
+    with shown(True): run_finetuning(own, progress=False)
+    lengths = [len(tokenizer_of(home / "bert").encode(text)["input_ids"]) for text in read_parts(task, own)[0].texts]
+    kept = read_finetuning(own.out)[0].length
+    assert kept == min(24, length_for(np.array(lengths), 512)) and f"up to {kept} tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["tag", "regress"])
+def test_one_text_to_ask_is_too_few(home, task):
+    name = {"tag": "one.bio", "regress": "one-number.csv"}[task]
+    (home / name).write_text({"tag": "Anna\tNOUN\nran\tVERB\n", "regress": "text,length\nAnna ran.,7\n"}[task])
+    with pytest.raises(UserError, match=f"{name} gives one text"): read_parts(finetuning_task(task), options(home, task, test=str(home / name)))
 
 
 # --- figures ---
