@@ -167,7 +167,7 @@ def describe_model(run: OpenedRun, summary: dict) -> None:
                f"{plan.training.batch_size} {run.task.unit} on "
                f"{'the built-in stories' if data == 'stories' else public_name(data)}. "
                "`run.yaml` has every option, `summary.json` the figures.")
-    hint = run.task.hint(summary)
+    hint = run.task.hint(summary, run)
     write_card(run.folder, f"{plan.model.model} {run.folder.name}", [what, learned],
                figures_and_intervals(summary), hint, shlex.split(hint)[2:],
                "minibert pretrain --config run.yaml --out again",

@@ -3,6 +3,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_run_is_asked_and_made_again_as_its_card_says(run, monkeypatch):
     _, text = read(run)
     shell, again = block(text, "sh")
     assert shell.startswith("minibert fill-mask . ")
-    first = call("fill-mask", ".", shell.split('"')[1], cwd=run)[0].split()[0]
+    first = call("fill-mask", ".", shlex.split(shell)[3], cwd=run)[0].split()[0]
     python, = block(text, "python")
     assert len(python.splitlines()) == 3 and repr(first) in says(run, python)
     call(*again.split()[1:], "--quiet", cwd=run)
