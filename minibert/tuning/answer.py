@@ -66,6 +66,8 @@ class AnswerTask(FinetuningTask):
 
     def fits(self, config): return isinstance(config, ReaderConfig)
 
+    def purpose(self, labels): return "that answers questions by words of a text"
+
     def head(self, bert, names, pooling, **more): return BertReader(bert, **more)
 
     def check(self, options):

@@ -228,8 +228,7 @@ def _opened(task: FinetuningTask, options: FinetuneConfig, resume: bool) -> tupl
 def _describe(task: FinetuningTask, options: FinetuneConfig, figures: dict) -> None:
     "Write the run's README.md."
     base, data = public_name(options.run), public_name(options.dataset)
-    labels = ", ".join(figures["labels"])
-    what = f"A {task.result} for the labels {labels}, made of {base}."
+    what = f"A {task.result} {task.purpose(figures['labels'])}, made of {base}."
     learned = (f"It learned from {figures['examples'][0]:,} texts of {data}. "
                "`options.json` has every option, `figures.json` the figures.")
     pair = bool(options.text_pair_column)

@@ -71,6 +71,10 @@ class FinetuningTask:
         "How a run is asked."
         return self.hint
 
+    def purpose(self, labels: list[str]) -> str:
+        "What its result is for, behind a noun."
+        return f"for the labels {', '.join(labels)}"
+
     def read(
         self, options: FinetuneConfig, split: str, like: Examples | None = None,
     ) -> Examples:
