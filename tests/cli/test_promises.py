@@ -25,8 +25,8 @@ def home(first_run, classifier, tmp_path_factory):
     home = tmp_path_factory.mktemp("promises")
     for name, source in (("run", first_run), ("other", first_run), ("stopped", first_run), ("c", classifier)): shutil.copytree(source, home / name)
     files = {"films.csv": FILMS, "empty.txt": "", "small.txt": "One line.", "steps.yaml": "stps: 7\n", "type.yaml": "steps: many\n",
-             "prose.yaml": "no options", "columns.csv": "words,kind\\na,b\\n", "wide.csv": "text,label\\na,b\\nc,d,e\\n", "words.bio": "a b\\nc\\n", "asked.csv": "question,context,answers,start\\nWho?,Tom ran.,Tom,4\\n",
-             "one.csv": "text,label\\n" + "a film,good\\n" * 9, "single.csv": "text,label\\na film,good\\n",
+             "prose.yaml": "no options", "columns.csv": "words,kind\na,b\n", "wide.csv": "text,label\na,b\nc,d,e\n", "words.bio": "a b\nc\n", "asked.csv": "question,context,answers,start\nWho?,Tom ran.,Tom,4\n",
+             "one.csv": "text,label\n" + "a film,good\n" * 9, "single.csv": "text,label\na film,good\n",
              "pickled/config.json": (first_run / "config.json").read_text()}
     for name, text in files.items():
         (home / name).parent.mkdir(exist_ok=True)
