@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import __version__
 from .options import (
-    Bench, Classify, Compare, Embed, Evaluate, ExperimentCall, Export, FillMask,
+    Answer, Bench, Classify, Compare, Embed, Evaluate, ExperimentCall, Export, FillMask,
     Finetune, Generate, Inspect, NextSentence, Parity, Predict, Probe, Runs, parse)
 from ..core.errors import UserError, explain
 from ..core.files import read_json
@@ -31,8 +31,8 @@ from ..runs.tasks import find_task, task_of
 # %% auto #0
 __all__ = ['FUNCTIONS', 'print_found', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity', 'run_bench',
            'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
-           'run_generate', 'run_classify', 'run_predict', 'run_embed', 'run_export', 'run_inspect', 'check_text',
-           'plain_warnings', 'main']
+           'run_generate', 'run_classify', 'run_answer', 'run_predict', 'run_embed', 'run_export', 'run_inspect',
+           'check_text', 'plain_warnings', 'main']
 
 # %% ../../nbs/reference/cli/main.ipynb #95293e22
 def print_found(options: Any, found: dict, *words: str | list) -> None:
@@ -259,6 +259,21 @@ def run_classify(options: Classify) -> None:
                 "  ".join(f"{label} {share:.1%}" for label, share in shares.items()))
 
 
+def run_answer(options: Answer) -> None:
+    "Print the words that answer, and where they begin."
+    from minibert.tokenizer import WordPieceTokenizer
+    from minibert.tuning.answer import TASK
+    from minibert.tuning.predict import predict
+    from minibert.tuning.tasks import load_tuned
+    task, model = load_tuned(options.run)
+    if task is not TASK:
+        raise UserError(f"{options.run} is a {task.result}, which answers no question: "
+                        "give what minibert finetune --task answer has made.")
+    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    found, = predict(model, [(options.question, options.text)], tokenizer)
+    print_found(options, found, found["answer"] or "The text doesn't say.")
+
+
 def run_predict(options: Predict) -> int:  # 1 where a row was bad
     "Write what a fine-tuned BERT says of each row of a file."
     from minibert.tuning.predict import predict_file
@@ -299,7 +314,7 @@ def run_inspect(options: Inspect) -> None:
 FUNCTIONS = {
     Evaluate: run_evaluate, FillMask: run_fill_mask, NextSentence: run_next_sentence,
     Generate: run_generate, Parity: run_parity, Finetune: run_finetune,
-    Classify: run_classify, Predict: run_predict, Embed: run_embed,
+    Classify: run_classify, Answer: run_answer, Predict: run_predict, Embed: run_embed,
     Export: run_export, Inspect: run_inspect, Probe: run_probe, Bench: run_bench,
     Runs: run_runs, Compare: run_compare, ExperimentCall: run_experiment}
 

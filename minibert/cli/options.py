@@ -22,9 +22,9 @@ from ..runs.tasks import Task, read_plan, task_of
 
 # %% auto #0
 __all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class',
-           'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Predict', 'Embed',
-           'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for', 'pretrain_default',
-           'finetune_default', 'parse']
+           'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Answer', 'Predict',
+           'Embed', 'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for',
+           'pretrain_default', 'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
 Switch = tyro.conf.FlagCreatePairsOff[bool]  # --json, and no --no-json
@@ -139,6 +139,15 @@ class Classify(Output):
 
 
 @checked
+class Answer(Output):
+    "Point to the words of a text that answer a question."
+
+    run: RunName  # a folder that finetune --task answer made, or a model's name
+    question: Annotated[Text, tyro.conf.arg(metavar="QUESTION")]  # about the text
+    text: Text  # where the answer stands, if it does
+
+
+@checked
 class Predict(Output):
     "Ask a fine-tuned model about every row of a file; with --json, as JSON lines."
 
@@ -247,6 +256,7 @@ COMMANDS = {
     "parity": Parity,
     "finetune": Finetune,
     "classify": Classify,
+    "answer": Answer,
     "predict": Predict,
     "embed": Embed,
     "export": Export,

@@ -25,8 +25,8 @@ from .tables import load_table
 from ..text.wordpiece import WordPieceTokenizer, pad_rows
 
 # %% auto #0
-__all__ = ['Examples', 'number_labels', 'read_labelled', 'read_examples', 'take_share', 'check_counts', 'hold_out', 'count_cut',
-           'ExampleSampler', 'in_batches', 'ask', 'judge']
+__all__ = ['Examples', 'number_labels', 'find_split', 'read_labelled', 'read_examples', 'take_share', 'check_counts', 'hold_out',
+           'count_cut', 'ExampleSampler', 'in_batches', 'ask', 'judge']
 
 # %% ../../nbs/reference/data/labels.ipynb #91610812
 @dataclass(frozen=True)
@@ -85,6 +85,19 @@ def _to_names(words, names):
     return [places[word] for word in words]
 
 
+def find_split(
+    dataset: str | Path,  # a table, a folder of them, a data set's name
+    name: str | None = None,  # the data set's configuration, as mrpc of glue
+    split: str = "train",
+    **options: Any,  # as for `load_table`
+) -> tuple[Callable, str]:  # columns -> rows; whose they are, for an error's sentence
+    "The split of a table; UserError where there is none."
+    splits = load_table(dataset, name, **options)
+    if split in splits: return splits[split], f"the split {split} of {dataset}"
+    raise UserError(f"{dataset} has the splits {', '.join(splits)}, and no "
+                    f"{split}: name one of them, or give the file itself.")
+
+
 def read_labelled(
     dataset: str | Path,  # a table, a folder of them, a data set's name
     name: str | None = None,  # the data set's configuration, as mrpc of glue
@@ -95,12 +108,9 @@ def read_labelled(
     text_pair_column: str | None = None,  # the second text, where a label is of two
 ) -> tuple[list, list[str], str]:  # texts, labels as they stand there, whose they are
     "The rows of any table; UserError naming the one where a text is missing."
-    what, splits = f"the split {split} of {dataset}", load_table(dataset, name)
-    if split not in splits:
-        raise UserError(f"{dataset} has the splits {', '.join(splits)}, and no "
-                        f"{split}: name one of them, or give the file itself.")
+    read, what = find_split(dataset, name, split)
     columns = list(filter(None, (text_column, text_pair_column)))
-    rows = list(splits[split]([*columns, label_column]))
+    rows = list(read([*columns, label_column]))
     for number, row in enumerate(rows, 1):
         if empty := [name for name in columns if not (row[name] or "").strip()]:
             raise UserError(f"Row {number} of {what} has no text in the column "

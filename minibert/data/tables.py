@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from ..core.errors import UserError
@@ -66,9 +66,24 @@ def _read_csv(path, columns):
                         "write a double quote inside a cell twice.") from None
 
 # %% ../../nbs/reference/data/tables.ipynb #8e919ed7
+_SQUAD = re.compile(r'\s*{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
+
+
+def _json_lines(path):
+    "The lines of a file; of one as SQuAD has them, a line for each question."
+    if not _SQUAD.match("".join(islice(read_lines(path), 4))):
+        yield from read_lines(path)
+        return
+    try: articles = json.loads("".join(read_lines(path)))["data"]
+    except ValueError as problem:
+        raise UserError(f"{path} is damaged ({problem}): copy it again.") from None
+    for part in chain.from_iterable(article["paragraphs"] for article in articles):
+        for row in part["qas"]: yield json.dumps(row | dict(context=part["context"]))
+
+
 def _read_json(path, columns):
     "The rows of a JSON Lines file: an object a line."
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(_json_lines(path), 1):
         try: row = json.loads(line, parse_int=str, parse_float=str)
         except ValueError: row = None
         if isinstance(row, dict):
@@ -171,6 +186,7 @@ def _cell(value, name, what):
 def read_each(
     path: str | Path,  # a table
     columns: list[str],  # those that are wanted
+    cell: Callable = _cell,  # a value, its column and path -> what is given
 ) -> Iterator[dict[str, str | None] | UserError]:
     "The rows of a table; in place of one that can't be read, what is wrong with it."
     path = Path(path)
@@ -178,7 +194,7 @@ def read_each(
         raise UserError(f"{path} is no table: give a file {', '.join(TABLES)}.")
     for row in _READERS[path.suffix.lower()](path, columns):
         if isinstance(row, dict):
-            try: row = {name: _cell(row[name], name, path) for name in columns}
+            try: row = {name: cell(row[name], name, path) for name in columns}
             except UserError as problem: row = problem
         yield row
 
@@ -186,9 +202,10 @@ def read_each(
 def read_rows(
     path: str | Path,  # a table
     columns: list[str],  # those that are wanted
+    cell: Callable = _cell,  # as for `read_each`
 ) -> Iterator[dict[str, str | None]]:
     "The rows of a table, each value as the text that stands there; or UserError."
-    for row in read_each(path, columns):
+    for row in read_each(path, columns, cell):
         if isinstance(row, UserError): raise row
         yield row
 
@@ -238,17 +255,17 @@ def split_files(
     return {split or "train": files for split, files in splits.items()}
 
 # %% ../../nbs/reference/data/tables.ipynb #6c26823d
-def _hub_rows(rows, what, columns):
+def _hub_rows(rows, what, cell, columns):
     "The wanted columns of a split of the hub's."
     _has_columns(rows.column_names or list(next(iter(rows), ())), columns, what)
     labels = {name: feature.names for name, feature in (rows.features or {}).items()
               if hasattr(feature, "names")}
     for row in rows.select_columns(columns):
         row = _named(row, labels)
-        yield {name: _cell(row[name], name, what) for name in columns}
+        yield {name: cell(row[name], name, what) for name in columns}
 
 
-def _load_hub(source, name, streaming):
+def _load_hub(source, name, streaming, cell):
     "The splits of a data set of the hub; UserError where it can't be had."
     if source.count("/") > 1 or source[:1] in "/.~" or Path(source).suffix in TABLES \
             or f".{source}" in (".text", *TABLES):  # the library's own readers
@@ -261,17 +278,19 @@ def _load_hub(source, name, streaming):
         raise UserError(f"{source} is no file or folder, and no data set of the hub "
                         f"that can be loaded ({type(problem).__name__}: {said}): check "
                         "its name, its configuration and the network.") from problem
-    return {split: partial(_hub_rows, rows, source) for split, rows in data.items()}
+    return {split: partial(_hub_rows, rows, source, cell)
+            for split, rows in data.items()}
 
 # %% ../../nbs/reference/data/tables.ipynb #5bc6002e
 def load_table(
     source: str | Path,  # a table, a folder of them, or a name on the hub
     name: str | None = None,  # the configuration
     streaming: bool = False,  # read the hub's as it comes, and keep nothing
+    cell: Callable = _cell,  # as for `read_each`
 ) -> dict[str, Callable[[list[str]], Iterator[dict[str, str | None]]]]:
     "split -> a function of the wanted columns, which gives the split's rows anew."
-    if not Path(source).exists(): return _load_hub(str(source), name, streaming)
+    if not Path(source).exists(): return _load_hub(str(source), name, streaming, cell)
     def read(files, columns):
-        return chain.from_iterable(read_rows(file, columns) for file in files)
+        return chain.from_iterable(read_rows(file, columns, cell) for file in files)
     return {split: partial(read, files)
             for split, files in split_files(source, name).items()}

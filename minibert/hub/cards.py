@@ -46,7 +46,7 @@ _PYTHON = {
     "generate": _NAMES + "\nfrom minibert.runs.tasks import find_task" + _OPENED
         + "print([*find_task(model)[1].write(model, tokenizer, {!r}, 50)][-1])",
     "evaluate": _NAMES + _OPENED + "print(model)",
-} | dict.fromkeys(["classify", "predict"], """
+} | dict.fromkeys(["answer", "classify", "predict"], """
 from minibert import predict
 print(predict(".", [{!r}]))
 """.strip())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -244,6 +244,14 @@ def _classifier(base: str, pooling: str, heads: str, **more) -> Family:
         **more)
 
 
+def _reader(base: str, **more) -> Family:
+    "An encoder with a map to starts and ends of answers."
+    heads = _POOLER + "classifier qa_outputs"
+    return replace(_classifier(base, "none", heads, **more),
+                   config="minibert.nn.reader:ReaderConfig",
+                   model="minibert.nn.reader:BertReader.from_config")
+
+
 _GPT = """
 words                                  transformer.wte
 positions                              transformer.wpe
@@ -287,6 +295,7 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         fast="minibert.speed:FastBertForPreTraining"),
     ("bert", "BertForSequenceClassification"): _classifier(
         "bert", "cls", _POOLER + "classifier classifier"),
+    ("bert", "BertForQuestionAnswering"): _reader("bert"),
     ("bert", "BertForTokenClassification"): _classifier(
         "bert", "none", _POOLER + "classifier classifier"),
     ("bert", "BertForMeanClassification"): _classifier("bert", "mean", _OWN),
@@ -298,6 +307,7 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         beside=("roformer.pooler.", "cls.seq_relationship."), derived=_ANGLES),
     ("roformer", "RoFormerForSequenceClassification"): _classifier(
         "roformer", "cls", _DEEP, derived=_ANGLES),
+    ("roformer", "RoFormerForQuestionAnswering"): _reader("roformer", derived=_ANGLES),
     ("roformer", "RoFormerForTokenClassification"): _classifier(
         "roformer", "none", _POOLER + "classifier classifier", derived=_ANGLES),
     ("roformer", "RoFormerForMeanClassification"): _classifier(

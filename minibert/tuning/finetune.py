@@ -194,8 +194,7 @@ def _opened(task: FinetuningTask, options: FinetuneConfig, resume: bool) -> tupl
 def _describe(task: FinetuningTask, options: FinetuneConfig, figures: dict) -> None:
     "Write the run's README.md."
     base, data = public_name(options.run), public_name(options.dataset)
-    labels = ", ".join(figures["labels"])
-    what = f"A {task.result} for the labels {labels}, made of {base}."
+    what = f"A {task.result} {task.purpose(figures['labels'])}, made of {base}."
     learned = (f"It learned from {figures['examples'][0]:,} texts of {data}. "
                "`options.json` has every option, `figures.json` the figures.")
     pair = bool(options.text_pair_column)
@@ -214,6 +213,7 @@ def run_finetuning(
     "From labelled texts to a saved model and its figures beside its neighbours'."
     out, first = Path(options.out), join_processes()[0] == 0
     task = finetuning_task(options.task)
+    options = task.with_defaults(options)
     task.check(options)
     if any_process(first and not resume and _taken(out)):
         raise UserError(_TAKEN.format(out))

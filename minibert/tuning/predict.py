@@ -184,7 +184,7 @@ def predict_file(
     task, model = load_tuned(run)
     tokenizer = task.tokenizer(run)
     made = Path(run) / "options.json"
-    learned = read_json(made) if made.is_file() else {}
+    learned = task.defaults | (read_json(made) if made.is_file() else {})
     own = learned.get("text_column", "text"), learned.get("text_pair_column")
     columns = [*filter(None, (given or old for given, old in zip(columns, own)))]
     rows, first, count, bad = read_texts(path, columns), [], 0, 0

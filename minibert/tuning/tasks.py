@@ -22,6 +22,7 @@ from ..data.labels import Examples, ExampleSampler, ask
 from ..evaluation import row_interval, wilson
 from ..finetuning import BertClassifier
 from ..hub.families import choose, reads
+from ..model import BertModel
 from ..runs.asking import (
     began, check_weights, learned, untrained, warn_unknown)
 from ..runs.plan import FinetuneConfig
@@ -64,7 +65,7 @@ def start_classifier(
         raise UserError(f"{options.run} has no trained pooler, which --pooling cls "
                         "reads, and --frozen would leave it at random: give --pooling "
                         "mean, or leave out --frozen, which trains it.")
-    return BertClassifier(bert, names, pooling, generator=seeded(options.seed, 0, 20))
+    return task.head(bert, names, pooling, generator=seeded(options.seed, 0, 20))
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #628dbdef
 _WORDS = dict(majority="commonest label")  # for sources of figures
@@ -85,6 +86,7 @@ class FinetuningTask:
     tokenizer: Callable = staticmethod(WordPieceTokenizer.from_pretrained)
     pooling: str | None = None  # what the head reads; None: as the options say
     without: tuple[str, ...] = ()  # options that mean nothing here
+    defaults: dict[str, str] = {}  # options whose default is another one here
     sampler: type[ExampleSampler] = ExampleSampler  # how examples become batches
     columns: dict[str, str] = {}  # figures and their form; the first is the main one
     baselines: dict[str, Callable] = {}  # of the three parts: answers; plain one first
@@ -92,6 +94,17 @@ class FinetuningTask:
     def fits(self, config: Any) -> bool:
         "Is this the task of a `model_class` with this config?"
         return True
+
+    def head(self, bert: BertModel, names: tuple[str, ...], pooling: str,
+             **more: Any) -> BertClassifier:
+        "The encoder under a fresh head."
+        return BertClassifier(bert, names, pooling, **more)
+
+    def with_defaults(self, options: FinetuneConfig) -> FinetuneConfig:
+        "The options with this task's own defaults."
+        return replace(options, **{
+            name: value for name, value in self.defaults.items()
+            if getattr(options, name) == getattr(FinetuneConfig, name)})
 
     def check(self, options: FinetuneConfig) -> None:
         "Refuse an option that would change nothing: UserError."
@@ -103,6 +116,10 @@ class FinetuningTask:
     def hint_for(self, pair: bool) -> str:  # do its texts come in pairs?
         "How a run is asked."
         return self.hint
+
+    def purpose(self, labels: list[str]) -> str:
+        "What its result is for, behind a noun."
+        return f"for the labels {', '.join(labels)}"
 
     def read(
         self, options: FinetuneConfig, split: str, like: Examples | None = None,
@@ -208,6 +225,7 @@ def warn_cut(what: str, *samplers: ExampleSampler) -> None:
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #d1a93133
 FINETUNING = {
+    "answer": "minibert.tuning.answer:TASK",
     "classify": "minibert.tuning.classify:TASK",
     "regress": "minibert.tuning.regress:TASK",
     "summarize": "minibert.tuning.summarize:TASK",

@@ -48,3 +48,14 @@ def test_chapter_21_on_what_each_kind_of_model_knows():
         assert abs(off) < 1 if run["kind"] == "gpt" else off > 4
         of = run["facts"]["pronoun"]
         assert (abs(of["right"] - of["commonest"]) > 3 * (0.25 / of["n"]) ** 0.5) == (run["kind"] != "t5")
+
+
+def test_readers_of_stories_on_three_seeds():
+    found = table("answering")
+    for kind in ("course", "fresh"):
+        runs = [run for name, run in found["runs"].items() if name.startswith(kind)]
+        shares = [mean(bytes.fromhex(run["f1"])) / 100 for run in runs]
+        assert len(runs) == 3 and found["figures"][kind]["f1"]["of_seeds"] == pytest.approx(shares) and found["figures"][kind]["f1"]["mean"] == pytest.approx(mean(shares))
+    figures = {name: own["f1"] for name, own in found["figures"].items()}
+    assert figures["best_possible"]["mean"] == 1 and figures["no_answer"]["mean"] == pytest.approx(1 - found["kinds"]["answer"] / found["asked"])
+    assert figures["course"]["interval"][0] > figures["fresh"]["interval"][1] and figures["best_sentence"]["mean"] < 0.2

@@ -401,7 +401,7 @@ def test_weights_that_are_no_numbers_give_no_answer(run, tmp_path):
             assert "finite" in refused(command, tmp_path / "run", *words), (command, name)
 
 
-@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "inspect", "probe", "bench", "runs", "compare", "generate", "experiment"])
+@pytest.mark.parametrize("command", ["", "pretrain", "evaluate", "fill-mask", "next-sentence", "parity", "finetune", "classify", "answer", "inspect", "probe", "bench", "runs", "compare", "generate", "experiment"])
 def test_every_option_has_a_help_text(command):
     out, _ = call(*command.split(), "--help")
     lines = [line for line in (line.strip("│ ") for line in out.splitlines()) if line]

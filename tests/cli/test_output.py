@@ -11,7 +11,7 @@ import yaml
 
 from command import QUICK, as_json, call, leaves_nothing, quick, refused, start
 
-NAMES = ("pretrain", "evaluate", "fill-mask", "next-sentence", "generate", "parity", "finetune", "classify", "inspect", "probe", "bench", "runs", "compare", "experiment")
+NAMES = ("pretrain", "evaluate", "fill-mask", "next-sentence", "generate", "parity", "finetune", "classify", "answer", "inspect", "probe", "bench", "runs", "compare", "experiment")
 
 
 WITHOUT_TORCH = [("--help",), ("pretrain", "--help"), ("--version",), ("pretrain", "--steps", "0"), ("pretrain", "--batchsize", "8"),

@@ -25,7 +25,8 @@ def home(first_run, classifier, tmp_path_factory):
     home = tmp_path_factory.mktemp("promises")
     for name, source in (("run", first_run), ("other", first_run), ("stopped", first_run), ("c", classifier)): shutil.copytree(source, home / name)
     files = {"films.csv": FILMS, "empty.txt": "", "small.txt": "One line.", "steps.yaml": "stps: 7\n", "type.yaml": "steps: many\n",
-             "prose.yaml": "no options", "columns.csv": "words,kind\na,b\n", "wide.csv": "text,label\na,b\nc,d,e\n", "words.bio": "a b\nc\n", "one.csv": "text,label\n" + "a film,good\n" * 9, "single.csv": "text,label\na film,good\n",
+             "prose.yaml": "no options", "columns.csv": "words,kind\na,b\n", "wide.csv": "text,label\na,b\nc,d,e\n", "words.bio": "a b\nc\n", "asked.csv": "question,context,answers,start\nWho?,Tom ran.,Tom,4\n",
+             "one.csv": "text,label\n" + "a film,good\n" * 9, "single.csv": "text,label\na film,good\n",
              "pickled/config.json": (first_run / "config.json").read_text()}
     for name, text in files.items():
         (home / name).parent.mkdir(exist_ok=True)
@@ -67,6 +68,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "stories without labels": ("finetune run --dataset stories", "stories"),
     "one column for two things": ("finetune run --dataset films.csv --label-column text", "text"),
     "a task that there isn't": ("finetune run --dataset films.csv --task sort", "--task is sort"),
+    "too short for a question and its text": ("finetune run --dataset asked.csv --task answer --length 8", "length is 8"),
     "another task's option": ("finetune run --dataset films.csv --task tag --pooling mean", "--pooling"),
     "a file and a split": ("finetune run --dataset films.csv --test films.csv --validation-split test", "films.csv"),
     "too little room": ("finetune run --dataset films.csv --length 999", "999"),
@@ -84,6 +86,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "a test set of one text": ("finetune run --dataset films.csv --test single.csv", "single.csv"),
     "one label alone": ("finetune run --dataset one.csv", "one.csv"),
     "a label that is no number": ("finetune run --dataset films.csv --task regress", "Row 1"),
+    "an answer that its text hasn't": ("finetune run --dataset asked.csv --task answer", "Row 1"),
     "a word without a tag": ("finetune run --dataset words.bio --task tag", "words.bio"),
     "answers of no known kind": ("predict c films.csv --out answers.xlsx", "answers.xlsx"),
     "a device that isn't there": ("predict c films.csv --device mps:7", "mps:7"),
@@ -119,6 +122,7 @@ ROWS = {  # the mistake: the words, what the sentence names
     "what is piped instead of a text": ("classify c -", "predict RUN -"),
     "a text without [MASK]": ("fill-mask run text", "[MASK]"),
     "a text that is too long": (("fill-mask", "run", "[MASK] " * 99), "32"),
+    "a question for a model that answers none": ("answer c question text", "answers no question"),
     "a pair for a classifier of texts": ("classify c text --pair text", "--pair"),
     "runs in no folder": ("runs nowhere", "nowhere"),
     "a picture that is none": ("compare run other --out curves.txt", "curves.txt"),

@@ -262,8 +262,8 @@ def test_options_that_mean_nothing_are_refused(home):
     for task, more, named in (("tag", dict(pooling="mean"), "--pooling"), ("tag", dict(text_pair_column="b"), "--text-pair-column"),
                               ("regress", dict(label_names=("a", "b")), "--label-names")):
         with pytest.raises(UserError, match=f"--task {task} has no {named}: leave it out"): run_finetuning(options(home, task, **more), progress=False)
-    with pytest.raises(UserError, match="--task is sort: choose classify or regress or summarize or tag"): finetuning_task("sort")
-    assert [*FINETUNING] == ["classify", "regress", "summarize", "tag"]
+    with pytest.raises(UserError, match="--task is sort: choose answer or classify or regress or summarize or tag"): finetuning_task("sort")
+    assert [*FINETUNING] == ["answer", "classify", "regress", "summarize", "tag"]
 
 
 def test_a_stopped_run_of_tags_goes_on_bit_for_bit(home, monkeypatch):
