@@ -17,7 +17,6 @@ from ..core.files import check_free, read_json, write_whole
 from ..core.progress import is_running
 from .plan import read_finetuning
 from .tasks import read_plan, task_of
-from ..tuning.tasks import finetuning_task
 
 # %% auto #0
 __all__ = ['describe', 'list_runs', 'run_rows', 'same_questions', 'paired', 'verdict', 'draw_both', 'compare_runs',
@@ -90,6 +89,7 @@ def _of_finetuning(folder: Path) -> dict:
     figures = read_json(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     main, plain = (figures.get(name) for name in ("main", "baseline"))
+    from minibert.tuning.tasks import finetuning_task
     source = finetuning_task(options.task).source
     return dict(
         model=options.task, size=f"of {_near(options.run)}",
