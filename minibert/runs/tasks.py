@@ -133,7 +133,7 @@ class Task:
 
     def hint(self, summary: dict, run: Any) -> str:
         "How it is asked more: a command, its folder being RUN."
-        return ""
+        return "evaluate RUN"
 
     def short_of(self, plan: Plan) -> bool:
         "Are its examples too short for that question?"
