@@ -261,7 +261,6 @@ def run_classify(options: Classify) -> None:
 
 def run_answer(options: Answer) -> None:
     "Print the words that answer, and where they begin."
-    from minibert.tokenizer import WordPieceTokenizer
     from minibert.tuning.answer import TASK
     from minibert.tuning.predict import predict
     from minibert.tuning.tasks import load_tuned
@@ -269,8 +268,7 @@ def run_answer(options: Answer) -> None:
     if task is not TASK:
         raise UserError(f"{options.run} is a {task.result}, which answers no question: "
                         "give what minibert finetune --task answer has made.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
-    found, = predict(model, [(options.question, options.text)], tokenizer)
+    found, = predict(model, [(options.question, options.text)])
     print_found(options, found, found["answer"] or "The text doesn't say.")
 
 

@@ -238,6 +238,11 @@ class ExampleSampler:
         "The batch of these examples, with their labels."
         return self.padded(places) | dict(labels=torch.from_numpy(self.labels[places]))
 
+    def in_order(self, size: int, most: float = math.inf) -> Iterator[list[int]]:
+        "The places of all examples, in batches of like lengths: see `in_batches`."
+        order = np.argsort(self.lengths, kind="stable")
+        return in_batches(order, self.lengths, size, most)
+
     def pick(self, found: Tensor, labels: Tensor) -> list[Tensor]:  # (n, ...) each
         "What a model says of a batch, apart for each row: n answers."
         return list(found.split(1))
@@ -296,11 +301,12 @@ def ask(
 ) -> Tensor:  # (N, L), in the order of the sampler's labels
     "What a model says of every example, in eval mode; batches are of like lengths."
     answer = answer or (lambda batch: model(**batch).logits)
-    order, parts = np.argsort(sampler.lengths, kind="stable"), []
+    order, parts = [], []
     with evaluating(model) as device:
         most = 1024 if device.type == "cpu" else math.inf  # tokens, for its caches
-        for places in in_batches(order, sampler.lengths, batch_size, most):
+        for places in sampler.in_order(batch_size, most):
             batch = sampler.gather(places)
+            order += places
             labels = batch.pop("labels")
             found = answer({k: v.to(device) for k, v in batch.items()}).cpu()
             parts += sampler.pick(found, labels)

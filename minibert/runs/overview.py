@@ -84,12 +84,12 @@ def _of_pretraining(folder: Path) -> dict:
 
 def _of_finetuning(folder: Path) -> dict:
     "What a run of fine-tuning says of itself."
+    from minibert.tuning.tasks import finetuning_task
     options, (done, state) = read_finetuning(folder)[0], _progress(folder)
     ended = _ended(folder, "figures.json")
     figures = read_json(folder / "figures.json") if ended else {}
     steps = state["about"]["training"]["steps"] if state else None
     main, plain = (figures.get(name) for name in ("main", "baseline"))
-    from minibert.tuning.tasks import finetuning_task
     source = finetuning_task(options.task).source
     return dict(
         model=options.task, size=f"of {_near(options.run)}",

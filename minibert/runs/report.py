@@ -31,19 +31,24 @@ from ..train.checkpoints import only_run_in
 from ..weights import save_pretrained
 
 # %% auto #0
-__all__ = ['say_start', 'measure', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
+__all__ = ['name_size', 'say_start', 'measure', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
            'figures_and_intervals', 'describe_model', 'finish']
 
 # %% ../../nbs/reference/runs/report.ipynb #728390ae
+def name_size(run: OpenedRun) -> str:
+    "How large its model is, in words."
+    layers = " + ".join(str(getattr(run.config, name)) for name in run.task.layers)
+    return (f"{layers} layers, {run.config.hidden_size} wide, "
+            f"{run.tokenizer.vocab_size:,} pieces")
+
+
 def say_start(run: OpenedRun) -> None:
     "A line about what is trained, and where."
-    training, config, task = run.plan.training, run.config, run.task
-    layers = " + ".join(str(getattr(config, name)) for name in task.layers)
+    training = run.plan.training
     long = (f"{training.minutes:g} minutes" if training.minutes else
             f"{training.steps:,} steps")
-    say(f"Training in {run.folder}: {layers} layers, "
-        f"{config.hidden_size} wide, {run.tokenizer.vocab_size:,} pieces; "
-        f"{long} of {training.batch_size} {task.unit} of "
+    say(f"Training in {run.folder}: {name_size(run)}; "
+        f"{long} of {training.batch_size} {run.task.unit} of "
         f"{training.length} tokens, {training.optimizer}, {training.precision}.")
 
 # %% ../../nbs/reference/runs/report.ipynb #e1f3a788
@@ -159,10 +164,8 @@ def figures_and_intervals(summary: dict) -> list[tuple]:  # the first is the hea
 
 def describe_model(run: OpenedRun, summary: dict) -> None:
     "Write the run's README.md."
-    plan, config, data = run.plan, run.config, run.plan.data.dataset
-    layers = " + ".join(str(getattr(config, name)) for name in run.task.layers)
-    what = (f"A pre-trained `{plan.model.model}`: {layers} layers, "
-            f"{config.hidden_size} wide, {run.tokenizer.vocab_size:,} pieces.")
+    plan, data = run.plan, run.plan.data.dataset
+    what = f"A pre-trained `{plan.model.model}`: {name_size(run)}."
     learned = (f"It was pre-trained in {plan.training.steps:,} steps of "
                f"{plan.training.batch_size} {run.task.unit} on "
                f"{'the built-in stories' if data == 'stories' else public_name(data)}. "

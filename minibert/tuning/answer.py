@@ -87,7 +87,7 @@ class AnswerTask(FinetuningTask):
     def figures(self, answers, test):
         exact, f1 = score_answers(answers, test)
         ends = row_interval(f1, text_numbers(test))
-        return dict(f1=float(f1.mean()), interval=[min(max(x, 0.0), 1.0) for x in ends],
+        return dict(f1=float(f1.mean()), interval=np.clip(ends, 0, 1).tolist(),
                     exact_match=float(exact.mean()))
 
     def compare(self, ours, theirs, test):

@@ -36,12 +36,6 @@ class Summaries(Examples):
     strata = property(lambda self: np.zeros(len(self), np.int64))  # of no kind
 
 
-def _in_order(sampler: ExampleSampler, size: int = 64) -> list[np.ndarray]:
-    "The places of all examples, in batches of like lengths."
-    order = np.argsort(sampler.lengths, kind="stable")
-    return np.split(order, range(size, len(order), size))
-
-
 class SummarySampler(ExampleSampler):
     "Texts and their summaries in batches of like length."
 
@@ -70,7 +64,7 @@ class SummarySampler(ExampleSampler):
         "val_loss: nats a token of the summaries, ends among them."
         total = count = 0
         with evaluating(model) as device:
-            for places in _in_order(self):
+            for places in self.in_order(64):
                 batch = {k: v.to(device) for k, v in self.gather(places).items()}
                 n = model.counts(batch)["span"]
                 total, count = total + n * model(**batch).loss.item(), count + n
@@ -153,7 +147,7 @@ class SummarizeTask(FinetuningTask):
 
     def answers(self, model, sampler, size=64):
         tokenizer, found = sampler.tokenizer, np.empty(len(sampler), object)
-        for places in _in_order(sampler, size):
+        for places in sampler.in_order(size):
             batch = sampler.gather(places)
             with evaluating(model) as device:
                 ids, real = (batch[name].to(device)
