@@ -8,17 +8,17 @@ from __future__ import annotations
 from statistics import median
 
 # %% auto #0
-__all__ = ['SENTENCES', 'judge_health']
+__all__ = ['SENTENCES', 'read_signs', 'judge_health']
 
 # %% ../../nbs/reference/measure/health.ipynb #e53ccec4
 SENTENCES = {  # what is wrong, and what to do
-    "explodes": "It explodes: the loss ends far above where it has been. Divide the "
+    "explodes": "It explodes: the loss has risen far above where it began. Divide the "
                 "learning rate by 10.",
     "vanishes": "It vanishes: almost nothing of the gradient reaches the first layer. "
                 "Divide the learning rate by 10.",
     "no warm-up": "It lacks a warm-up: the very first steps are the largest. Give it "
                   "--warmup 0.1.",
-    "plateau": "It sits on the unigram's plateau: it knows how common each piece is and "
+    "plateau": "It sits on the unigram's plateau: it knows how common a piece is and "
                "nothing else. Train longer, or raise the learning rate.",
     "by heart": "It learns the text by heart: its held-out loss is far above that in "
                 "training. Give it more text, dropout or fewer steps."}
@@ -29,9 +29,21 @@ def _series(lines: list[dict], name: str) -> list[float]:
     return [line[name] for line in lines if name in line]
 
 
-def _end(values: list[float]) -> float:
-    "The median of the last fifth."
-    return median(values[-max(1, len(values) // 5):])
+def read_signs(lines: list[dict], summary: dict, main: dict) -> dict[str, float]:
+    "The signs that a verdict is read off, as far as they are known."
+    losses, rates = _series(lines, "loss"), _series(lines, "learning_rate")
+    found = dict(rise=max(losses) / losses[0], first_rate=rates[0] / max(rates))
+    shares = [line["gradient/layer_0"] / min(1, line["grad_norm"])
+              for line in lines if "gradient/layer_0" in line]
+    if shares: found["gradient"] = median(shares[len(shares) // 2:]) / shares[0]
+    both = [name for name in lines[-1] if name.endswith("_loss") and name in summary]
+    if both:
+        ends = (_series(lines, name)[-len(lines) // 5:] for name in both)
+        found["learned"] = sum(map(median, ends)) / sum(summary[name] for name in both)
+    name = next((name for name in main if name in summary), None)
+    if main.get(name) in summary:
+        found["to_unigram"] = summary[name] / summary[main[name]]
+    return found
 
 
 def judge_health(
@@ -40,21 +52,13 @@ def judge_health(
     main: dict[str, str | None],  # a task's main figures, each with its baseline
 ) -> list[str]:  # names of SENTENCES; none for a healthy run
     "What is wrong with a run, as far as its figures tell."
-    losses = _series(lines, "loss")
-    if len(losses) < 10: return []  # too few to tell
-    found, end = [], _end(losses)
-    if end > 1.5 * min(map(median, zip(losses, losses[1:], losses[2:]))):
-        found.append("explodes")
-    shares = [line["gradient/layer_0"] / min(1, line["grad_norm"])
-              for line in lines if "gradient/layer_0" in line]
-    if shares and median(shares[len(shares) // 2:]) < 0.01 * shares[0]:
-        found.append("vanishes")
-    name = next((name for name in main if name in summary), None)
-    beside = summary.get(main.get(name))
-    if not found and beside is not None and 0.97 < summary[name] / beside < 1.1:
+    lines = [line for line in lines if "loss" in line]
+    if len(lines) < 5: return []  # too few to tell
+    signs, found = read_signs(lines, summary, main), []
+    by_heart = signs.get("learned", 1) < 0.7
+    if signs["rise"] > 2: found.append("explodes")
+    elif signs.get("gradient", 1) < 0.01: found.append("vanishes")
+    elif 0.97 < signs.get("to_unigram", 0) < 1.1 and not by_heart:
         found.append("plateau")
-    rates = _series(lines, "learning_rate")
-    if found and rates[0] > 0.5 * max(rates): found.append("no warm-up")
-    held_out = _series(lines, "val_loss")
-    if held_out and end < 0.6 * held_out[-1]: found.append("by heart")
-    return found
+    if found and signs["first_rate"] > 0.5: found.append("no warm-up")
+    return found + ["by heart"] * by_heart

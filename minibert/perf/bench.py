@@ -31,6 +31,7 @@ __all__ = ['GEMM', 'BATCHES', 'CASES', 'Peer', 'list_peers', 'peer_steps', 'take
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..config import BertConfig
 from ..core.errors import UserError
@@ -102,7 +103,7 @@ def _marked(model: nn.Module) -> nn.Module:
     def mark(*_): _marks.append(time.perf_counter())
     model.register_forward_pre_hook(mark)
     model.register_forward_hook(mark)
-    torch.optim.optimizer.register_optimizer_step_pre_hook(mark)
+    register_optimizer_step_pre_hook(mark)
     return model
 
 

@@ -96,9 +96,9 @@ def step_memory(model: nn.Module, examples: Any, training: Any) -> dict[str, int
     weights = sum(p.nbytes for p in model.parameters())
     rows = math.ceil(training.batch_size / training.gradient_accumulation_steps)
     few, more = (kept_bytes(model, examples.batch(0, n), training.precision)
-                 for n in (4, 8))
+                 for n in (8, 16))
     return dict(weights=weights, gradients=weights, optimizer=2 * weights,
-                activations=few + (rows - 4) * (more - few) // 4)
+                activations=few + (rows - 8) * (more - few) // 8)
 
 
 def numpy_memory(model: nn.Module, examples: Any, training: Any) -> dict[str, int]:

@@ -25,7 +25,7 @@ from ..train.callbacks import (
 from ..train.checkpoints import (
     latest_checkpoint, list_checkpoints, only_run_in, read_state)
 from ..hub.config_files import config_text
-from ..core.errors import UserError
+from ..core.errors import NotFiniteError, UserError
 from ..core.files import write_whole
 from ..core.precision import choose_precision
 from ..core.seeds import seeded
@@ -37,6 +37,7 @@ from ..hub.families import (
 from ..hub.files import read_kind
 from ..tuning.finetune import run_finetuning
 from ..heads import BertForPreTraining
+from ..measure.health import SENTENCES
 from minibert.runs.plan import (
     FORMAT, FinetuneConfig, Plan, TrainingOptions, as_values, as_yaml, check_resumed,
     with_values)
@@ -289,7 +290,8 @@ def at_checkpoints(run: OpenedRun) -> Callable | None:  # of a model: val_loss a
     sampler, names = held_out(run), run.task.kept
 
     def ask(model: nn.Module) -> dict[str, float]:
-        figures = evaluate(model, sampler, batches=batches)
+        try: figures = evaluate(model, sampler, batches=batches)
+        except FloatingPointError: raise NotFiniteError(SENTENCES["explodes"]) from None
         losses = [figures[f"{name}_loss"] for name in sampler.objectives]
         kept = {f"val_{name}": figures[name] for name in names if name in figures}
         return dict(val_loss=sum(losses)) | kept
