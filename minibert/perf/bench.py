@@ -463,29 +463,29 @@ def _machine() -> dict:
 def bench_table(result: dict) -> str:
     "The result of `bench` as lines of text: ms, quartiles, ratios, share, memory."
     row, lines = "{:28}{:>8}{:>14}{:>8}{:>9}{:>7}{:>8}".format, []
-    def apart(ms): return "" if ms is None else f"{ms:10.1f}"
+    known = {name for case in result["cases"] for peer in case["peers"].values()
+             for name in peer}
+    passes = [name for name in ("forward", "backward") if f"{name}_ms" in known]
     for case in result["cases"]:
         lines += [f"{case['size']}, V = {case['vocab_size']:,}: a step's useful "
                   f"arithmetic is {case['flops'] / 1e9:.1f} GFLOP", row(
-                      "", "ms", "quartiles", "HF", "Trainer", "GEMM", "MiB")]
-        if any("forward_ms" in peer for peer in case["peers"].values()):
-            lines[-1] += "   forward  backward"
+                      "", "ms", "quartiles", "HF", "Trainer", "GEMM", "MiB")
+                  + "".join(f"{name:>10}" for name in passes)]
         for peer in case["peers"].values():
             low, high = peer["quartiles_ms"]
             to = [f"{peer[key][1]:.{digits}}" if key in peer else "" for key, digits in
                   (("to hf", "2f"), ("to trainer", "2f"), ("to gemm", "0%"))]
             spread = f"{low:.1f}-{high:.1f}"
             lines.append(row(peer["label"], f"{peer['median_ms']:.1f}", spread, *to,
-                             f"{peer['peak_mib']:.0f}")
-                         + apart(peer.get("forward_ms"))
-                         + apart(peer.get("backward_ms")))
+                             f"{peer['peak_mib']:.0f}") + "".join(
+                f"{peer[f'{name}_ms']:10.1f}" for name in passes if f"{name}_ms" in peer))
         lines.append("")
     if not result["settings"]["transformers"]:
         lines.append("Hugging Face's rows are missing: pip install transformers.")
     return "\n".join(lines + [
         "HF, Trainer: how many times as fast as Hugging Face's loop and its Trainer;",
-        "GEMM: the share of one large float32 product's rate; MiB: peak memory;",
-        "forward, backward: ms of the step's two passes; what is left is the update."])
+        "GEMM: the share of one large float32 product's rate; MiB: peak memory.",
+        *["forward, backward: ms; the rest of a step is the update."] * bool(passes)])
 
 # %% ../../nbs/reference/perf/bench.ipynb #e8c8ca19
 def draw_bench(result: dict):
