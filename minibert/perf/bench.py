@@ -477,8 +477,9 @@ def bench_table(result: dict) -> str:
                   (("to hf", "2f"), ("to trainer", "2f"), ("to gemm", "0%"))]
             spread = f"{low:.1f}-{high:.1f}"
             lines.append(row(peer["label"], f"{peer['median_ms']:.1f}", spread, *to,
-                             f"{peer['peak_mib']:.0f}") + "".join(
-                f"{peer[f'{name}_ms']:10.1f}" for name in passes if f"{name}_ms" in peer))
+                             f"{peer['peak_mib']:.0f}"))
+            lines[-1] += "".join(f"{peer[f'{name}_ms']:10.1f}" for name in passes
+                                 if f"{name}_ms" in peer)
         lines.append("")
     if not result["settings"]["transformers"]:
         lines.append("Hugging Face's rows are missing: pip install transformers.")

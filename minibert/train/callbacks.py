@@ -127,9 +127,9 @@ class Cost(Callback):
         self.text, self.tokens = text, 0
 
     def count(self, batch: dict) -> None:
-        "Add a batch's tokens; a batch without a mask has no padding."
+        "Add a batch's tokens; one without a mask has no padding, and its ids first."
         real = batch.get("attention_mask")
-        ids = batch["input_ids"]
+        ids = next(iter(batch.values()))
         self.tokens += math.prod(ids.shape) if real is None else int(real.sum())
 
     def figures(self, device: Any = "cpu") -> dict[str, float]:

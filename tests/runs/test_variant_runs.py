@@ -35,7 +35,7 @@ changes:
 """
 
 
-def losses(folder): return [{name: value for name, value in row.items() if "second" not in name and "time" not in name} for row in
+def losses(folder): return [{name: value for name, value in row.items() if "second" not in name and "time" not in name and name != "peak_mib"} for row in
                             map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
 
 
