@@ -16,6 +16,7 @@ import math
 import platform
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import torch
 import yaml
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLANS = "optimizers", "objectives", "architecture"
 STAGES = *PLANS, *(f"{plan}-2" for plan in PLANS), "wikitext"
 DISPUTED = "neither", "spans", "pre-norm", "Sophia"
+JUDGES = 1, 2, 3
 KEPT = "name", "factor", "steps", "ratio", "value", "gain", "low", "high", "verdict"
 
 
@@ -36,15 +38,22 @@ def plan_file(name: str) -> Path:
     return ROOT / f"benchmarks/plans/{name}.yaml"
 
 
-def kept(rows: list[dict]) -> list[dict]:
-    "What the chapter shows of each row; JSON has no nan and no inf."
+def kept(rows: list[dict], folder: Path, seeds: tuple, same: str = "") -> list[dict]:
+    "What the chapter shows of each row, and its accuracy; JSON has no nan and no inf."
     def finite(value): return value if isinstance(value, str) or math.isfinite(value) else None
-    return [{key: finite(row[key]) for key in KEPT if key in row} for row in rows]
+    found = []
+    for row in rows:
+        runs = [folder / f"{row['name']}-x{row['factor']:g}-seed{seed}" for seed in seeds]
+        runs = [own if (own := Path(f"{run}{same}")).exists() else run for run in runs]
+        right = [read_json(run / "summary.json").get("mlm_accuracy", math.nan) for run in runs]
+        found.append({key: finite(row[key]) for key in KEPT if key in row} | dict(accuracy=finite(mean(right))))
+    return found
 
 
 def stage_one(plan: str, out: Path) -> dict:
     "Every change of a plan, with one seed."
-    return dict(one_seed=kept(run_plan(plan_file(plan), minutes=1, seeds=0, out=str(out / plan))[1]))
+    folder, rows = run_plan(plan_file(plan), minutes=1, seeds=0, out=str(out / plan))
+    return dict(one_seed=kept(rows, folder, (0,)))
 
 
 def finalists(out: Path) -> dict[str, list[str]]:  # plan -> its changes
@@ -69,13 +78,13 @@ def stage_two(plan: str, out: Path) -> dict:
     text = open_text(plans["base"], folder / "text")
     plans = {name: with_values(own, dict(steps=time[0]["steps"])) for name, own in plans.items()}
     best, results = {row["name"]: row["factor"] for row in time}, []
-    for trial in list_trials(plans, [1, 2, 3], folder, best):
+    for trial in list_trials(plans, JUDGES, folder, best):
         if (steps := next(row["steps"] for row in time if row["name"] == trial.name)) != time[0]["steps"]:
             if abs(steps / time[0]["steps"] - 1) < 0.03: continue  # the same but for the clock's noise
             trial = replace(trial, plan=with_values(trial.plan, dict(out=f"{trial.folder}-tokens")))
         run_trial(trial, text)
         results.append(read_result(trial))
-    return dict(time=kept(time), tokens=kept(find_gains(results)))
+    return dict(time=kept(time, folder, JUDGES), tokens=kept(find_gains(results), folder, JUDGES, "-tokens"))
 
 
 def wikitext(out: Path, dataset: str) -> dict:
@@ -85,7 +94,8 @@ def wikitext(out: Path, dataset: str) -> dict:
         values = yaml.safe_load(plan_file(plan).read_text())
         changes |= {name: values["changes"][name] for name in names}
     path = write_plan(out / "wikitext.yaml", values["base"] | dict(dataset=dataset, name="wikitext-2-v1"), changes)
-    return dict(time=kept(run_plan(path, minutes=1, seeds=3, out=str(out / "wikitext"))[1]))
+    folder, rows = run_plan(path, minutes=1, seeds=3, out=str(out / "wikitext"))
+    return dict(time=kept(rows, folder, JUDGES))
 
 
 def main() -> None:
