@@ -120,6 +120,7 @@ def own_options(options: Finetune) -> dict:
 def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint: a table, or JSON."
     say(f"Opening {options.run} ...")
+    if options.all: return _evaluate_all(options)
     from minibert.runs.report import figure_rows, meaning, measure, with_text
     from minibert.runs.run import open_run
     from minibert.weights import load_pretrained
@@ -129,9 +130,18 @@ def run_evaluate(options: Evaluate) -> None:
         run = with_text(options.run, model, options.dataset, options.name,
                         options.text_column)
     say("Measuring on held-out text ...")
-    summary = measure(model, run)
+    summary = measure(model, run, options.limit)
     print_found(options, summary, figure_rows(run.task, summary),
                 *meaning(run.task, summary).split("\n"))
+
+
+def _evaluate_all(options: Evaluate) -> None:
+    "Measure all that can be, and say where the report is."
+    from minibert.measure.everything import evaluate_all
+    found, tables = evaluate_all(options.run, options.quick)
+    lines = [part for rows in tables.values() for part in (rows, "")]
+    print_found(options, found, *lines, f"The page is {found['page']}, and the tables "
+                f"stand in {found['card']}, too.")
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
@@ -158,11 +168,12 @@ def run_bench(options: Bench) -> None:
 
 
 def run_probe(options: Probe) -> None:
-    "Print how well each layer tells the parts of speech."
+    "Print how well each layer tells the parts of speech, or your own labels."
     say(f"Probing {options.run} ...")
     from minibert.measure import probe_runs
     result = probe_runs.probe_checkpoint(options.run, options.dataset, options.out,
-                                  options.seeds, both=options.last_piece)
+                                  options.seeds, both=options.last_piece,
+                                  limit=options.limit)
     print_found(options, result, *probe_runs.probe_tables(result).split("\n"))
 
 
@@ -256,14 +267,13 @@ def run_generate(options: Generate) -> None:
 
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.tokenizer import WordPieceTokenizer
     from minibert.tuning.classify import TASK, check_pair, classify
     from minibert.tuning.tasks import load_tuned
     task, model = load_tuned(options.run)
     if task is not TASK:
         raise UserError(f"{options.run} is a {task.result}, which gives no labels to "
                         f"texts: ask it by minibert predict {options.run} FILE.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    tokenizer = task.tokenizer(options.run)
     check_pair(options.run, options.pair)
     text = options.text if options.pair is None else (options.text, options.pair)
     shares = classify(model, tokenizer, text)[0]
