@@ -335,9 +335,8 @@ def run_adopt(options: CourseAdopt) -> int:  # 0 where the chapter is adopted
         print_found(options, found, f"Chapter {options.chapter} is {whose}.")
         return 0
     rows = [["open", "why"], *([name, why] for name, why in found["open"].items())]
-    errors = [f"Another cell raised {error}" for error in found["errors"][:1]]
-    print_found(options, found, *([rows] if found["open"] else []), *errors,
-                f"Chapter {options.chapter} stays as it was.")
+    said = rows if found["open"] else f"A cell raised {found['errors'][0]}"
+    print_found(options, found, said, f"Chapter {options.chapter} stays as it was.")
     return 1
 
 
@@ -354,19 +353,20 @@ def run_update(options: CourseUpdate) -> None:
 def run_course_export(options: CourseExport) -> None:
     "Write assignments, and say how nbgrader takes them."
     from minibert.course.grader import export_nbgrader
-    count = export_nbgrader(check_free(options.folder), options.chapters)
-    print_found(options, dict(folder=options.folder, assignments=count),
-                f"{count} assignments are in {options.folder}: cd there, and "
-                "nbgrader generate_assignment 04_attention makes the students' copy.")
+    names = export_nbgrader(check_free(options.folder), options.chapters)
+    print_found(options, dict(folder=options.folder, assignments=names),
+                f"{options.folder}/source has {', '.join(names)}: cd {options.folder} && "
+                f"nbgrader generate_assignment {names[0]} makes the students' copy.")
 
 
 def run_report(options: CourseReport) -> None:
     "Print what a class gets wrong, and draw it."
-    from minibert.course.report import class_rows, draw_class, read_class, ways
+    from minibert.course.report import (
+        class_rows, draw_class, misconceptions, read_class, ways)
     found = ways(read_class(options.folders))
     draw_class(found, Path(options.out))
-    print_found(options, dict(exercises=found), class_rows(found),
-                f"The picture is {options.out}.")
+    print_found(options, dict(exercises=found), class_rows(found), "",
+                *misconceptions(found), "", f"The picture is {options.out}.")
 
 # %% ../../nbs/reference/cli/main.ipynb #9d25845b
 FUNCTIONS = {

@@ -74,7 +74,7 @@ c.ExecutePreprocessor.timeout = 900  # seconds for a cell: some train
 """
 
 
-def export_nbgrader(out: Path, chapters: str = "00-11") -> int:  # how many assignments
+def export_nbgrader(out: Path, chapters: str = "00-11") -> list[str]:  # their names
     "Write a course folder for nbgrader: its config, and source/CHAPTER for each."
     import nbformat
     paths = chapter_files(chapters)
@@ -84,4 +84,4 @@ def export_nbgrader(out: Path, chapters: str = "00-11") -> int:  # how many assi
             folder = temp / "source" / path.stem
             folder.mkdir(parents=True)
             nbformat.write(make_assignment(path), folder / path.name)
-    return len(paths)
+    return [path.stem for path in paths]

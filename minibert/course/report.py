@@ -15,7 +15,7 @@ from ..core.errors import UserError
 from ..core.files import read_json
 
 # %% auto #0
-__all__ = ['read_class', 'ways', 'class_rows', 'draw_class']
+__all__ = ['read_class', 'ways', 'class_rows', 'misconceptions', 'draw_class']
 
 # %% ../../nbs/reference/course/report.ipynb #3645238c
 def read_class(folders: Sequence[Path]) -> dict[str, list[dict]]:  # name -> events
@@ -55,20 +55,26 @@ def ways(learners: dict[str, list[dict]]) -> dict[str, dict[str, dict]]:
 
 
 def class_rows(found: dict[str, dict[str, dict]]) -> list[list[str]]:
-    "A table: who solved it, how long it took, what went wrong, and who is stuck."
-    rows = [["exercise", "solved", "tries", "minutes", "stuck", "commonest mistake"]]
+    "A table: who has solved an exercise, how long it took, and who is stuck."
+    rows = [["exercise", "solved", "tries", "minutes", "stuck"]]
     for id, learners in found.items():
         each = learners.values()
-        mistakes = Counter(n for way in each for n in {*way["mistakes"]})
-        (n, count), = mistakes.most_common(1) or [(None, 0)]
-        said = n is not None and f"{count} of {len(each)}: {find(id).wrong[n].sentence}"
         rows.append([
             id, f"{sum(way['solved'] for way in each)} of {len(each)}",
             f"{median(way['tries'] for way in each):g}",
             f"{median(way['minutes'] for way in each):.0f}",
-            ", ".join(name for name, way in learners.items() if not way["solved"]),
-            said or ""])
+            ", ".join(name for name, way in learners.items() if not way["solved"])])
     return rows
+
+
+def misconceptions(found: dict[str, dict[str, dict]]) -> list[str]:
+    "The known mistakes of each exercise, commonest first: how many learners, which."
+    lines = []
+    for id, learners in found.items():
+        counts = Counter(n for way in learners.values() for n in {*way["mistakes"]})
+        lines += [f"{id}, {count} of {len(learners)}: {find(id).wrong[n].sentence}"
+                  for n, count in counts.most_common()]
+    return lines
 
 # %% ../../nbs/reference/course/report.ipynb #58ccfa69
 def draw_class(found: dict[str, dict[str, dict]], out: Path) -> None:
@@ -81,12 +87,12 @@ def draw_class(found: dict[str, dict[str, dict]], out: Path) -> None:
     axis = figure.subplots()
     states = [[1 + way[name]["solved"] if name in way else 0 for way in found.values()]
               for name in names]
-    axis.imshow(states, cmap=ListedColormap(["#f2f2f2", "#f4b183", "#a9d18e"]), vmin=0,
+    axis.imshow(states, cmap=ListedColormap(["#f2f2f2", "#f4b183", "#9dc3e6"]), vmin=0,
                 vmax=2, aspect="auto")
     for x, learners in enumerate(found.values()):
         for name, way in learners.items():
             axis.text(x, names.index(name), way["tries"], ha="center", va="center")
     axis.set_xticks(range(len(found)), [*found], rotation=90)
     axis.set_yticks(range(len(names)), names)
-    axis.set_title("tries: green is solved, orange is open", fontsize=11)
+    axis.set_title("tries: blue is solved, orange is open", fontsize=11)
     figure.savefig(out, dpi=120)
