@@ -12,7 +12,7 @@ PINNED := settings.ini setup.py constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -qq
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow lab notebooks prepare readme lint clean
+.PHONY: help demo test test-slow lab student notebooks prepare readme lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: $(VENV)/.installed-test  ## the linter alone
 
 lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 	cd nbs && ../$(BIN)/jupyter lab
+
+student: $(VENV)/.installed-dev  ## a learner's folder, with holes to fill: make student DIR=../my-bert
+	$(BIN)/minibert course new "$(or $(DIR),student)"
 
 notebooks: $(VENV)/.installed-slow $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
 	cd nbs && for nb in *.ipynb proofs/*.ipynb reference/*/*.ipynb answers/*.ipynb; do \

@@ -21,9 +21,10 @@ from ..runs.plan import (
 from ..runs.tasks import Task, read_plan, task_of
 
 # %% auto #0
-__all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class',
-           'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Answer', 'Predict',
-           'Embed', 'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for',
+__all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COURSE_COMMANDS', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call',
+           'pretrain_class', 'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify',
+           'Answer', 'Predict', 'Embed', 'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall',
+           'CourseNew', 'CourseAdopt', 'CourseUpdate', 'CourseExport', 'CourseReport', 'union_of', 'look_for',
            'pretrain_default', 'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
@@ -260,6 +261,66 @@ class ExperimentCall(Output):
     out: Name | None = None  # for all runs (default: in runs/, by the plan's name)
 
 
+@checked
+class CourseNew(Output):
+    "Make a learner's folder: chapters with holes, and a package that they fill."
+
+    folder: Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]  # new
+    edition: Literal["read", "build", "recall"] = "build"  # as is; holes; no prose
+    use: Literal["ours", "mine"] = "ours"  # what the package begins with; mine: holes
+    chapters: Name = "00-11"  # or one, as 04
+    name: str = ""  # the learner's, for course report
+
+
+@checked
+class CourseAdopt(Output):
+    "Put a learner's chapter in place of ours, once its checks pass."
+
+    chapter: Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="CHAPTER")]
+    folder: Name = "."  # the learner's
+    ours: Switch = False  # put our module back
+    force: Switch = False  # don't ask the checks
+
+
+@checked
+class CourseUpdate(Output):
+    "Merge this release into a learner's folder; edited cells stay as they are."
+
+    folder: Annotated[  # the learner's
+        Name, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = "."
+
+
+@checked
+class CourseExport(Output):
+    "Write the chapters as assignments for nbgrader."
+
+    folder: Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]  # new
+    to: Literal["nbgrader"] = "nbgrader"  # the format
+    chapters: Name = "00-11"  # or one, as 04
+
+
+@checked
+class CourseReport(Output):
+    "What a class gets wrong: a table, and a picture."
+
+    folders: Annotated[  # of learners, or their progress files
+        tuple[Name, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    out: Name = "class.png"  # the picture
+
+
+COURSE_COMMANDS = {
+    "new": CourseNew, "adopt": CourseAdopt, "update": CourseUpdate,
+    "export": CourseExport, "report": CourseReport}
+
+
+def union_of(commands: dict[str, Any]) -> Any:  # a type
+    "One type for tyro, with a subcommand for each."
+    said = {"course": "The course as a folder to work in, for a learner or a class."}
+    return reduce(or_, (Annotated[kind, tyro.conf.subcommand(
+        name, prefix_name=False, description=said.get(name))]
+        for name, kind in commands.items()))
+
+
 COMMANDS = {
     "pretrain": Call,
     "evaluate": Evaluate,
@@ -279,6 +340,7 @@ COMMANDS = {
     "runs": Runs,
     "compare": Compare,
     "experiment": ExperimentCall,
+    "course": union_of(COURSE_COMMANDS),
 }
 
 # %% ../../nbs/reference/cli/options.ipynb #6da0ff7b
@@ -340,11 +402,10 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
         return tyro.cli(type(default), prog="minibert pretrain", args=words[1:],
                         default=default, config=config)
     if command in COMMANDS:
-        default = finetune_default(words) if command == "finetune" else None
+        given = finetune_default(words) if command == "finetune" else None
+        given = {} if given is None else dict(default=given)
         return tyro.cli(COMMANDS[command], prog=f"minibert {command}", args=words[1:],
-                        default=default, config=config)
+                        config=config, **given)
     kinds = COMMANDS | dict(pretrain=pretrain_class(task_of("bert")))
-    commands = [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
-                for name, kind in kinds.items()]
-    return tyro.cli(reduce(or_, commands), prog="minibert", args=words or ["--help"],
+    return tyro.cli(union_of(kinds), prog="minibert", args=words or ["--help"],
                     description=DESCRIPTION, config=config)
