@@ -62,7 +62,7 @@ projector: $(VENV)/.installed-dev  ## JupyterLab for a projector: large letters,
 	cd nbs && JUPYTER_CONFIG_DIR=$(abspath $(VENV))/projector ../$(BIN)/jupyter lab --custom-css
 
 wheelhouse: $(VENV)/.made  ## a folder for a stick: everything to install, with PyTorch for the CPU
-	$(BIN)/python -m pip wheel -q -w wheelhouse -c constraints.txt --extra-index-url $(TORCH) "pip>=25" ".[dev]"
+	$(BIN)/python -m pip wheel -q -w wheelhouse -c constraints.txt $(TORCH:%=--extra-index-url %) "pip>=25" ".[dev]"
 
 notebooks: $(VENV)/.installed-slow $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
 	cd nbs && for nb in *.ipynb proofs/*.ipynb reference/*/*.ipynb answers/*.ipynb teaching/*.ipynb; do \

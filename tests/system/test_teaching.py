@@ -96,3 +96,10 @@ def test_the_lesson_s_lines_of_shell_run(tmp_path):
 def test_an_untouched_lesson_earns_nothing():
     checked = [cell for cell in LESSON if "".join(cell["source"]).startswith("check(")]
     assert len(checked) == 4 and all("not attempted" in json.dumps(cell["outputs"]) for cell in checked)
+
+
+def test_the_settings_of_the_projector_and_the_hub_can_be_read():
+    settings = sorted((ROOT / "tools/projector/lab/user-settings").rglob("*.jupyterlab-settings"))
+    assert len(settings) == 2 and all(json.loads(path.read_text(encoding="utf8")) for path in settings)
+    assert "h2" in (ROOT / "tools/projector/custom/custom.css").read_text(encoding="utf8")
+    compile((ROOT / "tools/hub/jupyterhub_config.py").read_text(encoding="utf8"), "jupyterhub_config.py", "exec")
