@@ -35,7 +35,7 @@ ORDER = """  # of the modules: each may import those before it
     runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
-    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c25 checks.c26 nn.fast nn.variants hub.compare hub.export measure.probe_runs tuning.tag tuning.summarize
+    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c24 checks.c25 checks.c26 nn.fast nn.variants hub.compare hub.export measure.probe_runs tuning.tag tuning.summarize
     perf.products perf.profiling perf.bench perf.memory runs.gpt runs.report runs.overview runs.experiment runs.t5 runs.descendants cli.options
     cli.main
 """.split("\n", 1)[1].split()
