@@ -13,7 +13,7 @@ from pathlib import Path
 COURSE = Path(__file__).resolve().parents[2]
 HOMES = Path(os.environ.get("HUB_HOMES", COURSE / "runs/hub")).resolve()
 
-c = get_config()  # noqa: F821: JupyterHub brings it
+c = get_config()  # noqa: F821  # JupyterHub brings it
 c.JupyterHub.authenticator_class = "shared-password"
 c.SharedPasswordAuthenticator.user_password = os.environ["HUB_PASSWORD"]  # 8 characters or more
 c.Authenticator.allow_all = True
