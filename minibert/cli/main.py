@@ -29,8 +29,8 @@ from ..runs.plan import (
 from ..runs.tasks import find_task, task_of
 
 # %% auto #0
-__all__ = ['FUNCTIONS', 'print_found', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity', 'run_bench',
-           'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
+__all__ = ['FUNCTIONS', 'print_found', 'say_learned', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity',
+           'run_bench', 'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
            'run_generate', 'run_classify', 'run_answer', 'run_predict', 'run_embed', 'run_export', 'run_inspect',
            'check_text', 'plain_warnings', 'main']
 
@@ -45,7 +45,18 @@ def print_found(options: Any, found: dict, *words: str | list) -> None:
         else: print_table(part)
 
 # %% ../../nbs/reference/cli/main.ipynb #4a4b8ac6
-def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_class`
+def say_learned(options: Any, found: dict) -> int:  # 0 where it learned, 1 where not
+    "Can the model learn one batch by heart? Yes or no, and what was seen."
+    yes = "Yes: model, gradient and text work together."
+    no = ("No: look at the learning rate, the mask and the gradient first; more text "
+          "won't help.")
+    print_found(options, found, yes if found["learned"] else no,
+                "  The loss on one batch of {examples} went from {first_loss:.3f} to "
+                "{last_loss:.3f} in {steps} steps.".format(**found))
+    return 0 if found["learned"] else 1
+
+
+def run_pretrain(options: Any) -> int | None:  # of a task's class: see `pretrain_class`
     "From texts to a trained, measured and saved model."
     call, task = options.call, task_of(options.model.model)
     plan = task.plan(**{name: getattr(options, name) for name in parts_of(task.plan())})
@@ -54,13 +65,14 @@ def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_clas
     say(f"Opening {call.resume} ..." if call.resume else f"Reading {text} ...")
     from minibert.core.precision import keep_freed_memory
     from minibert.runs.report import figure_rows, finish, meaning, say_start
-    from minibert.runs.run import begin, go_on, train
+    from minibert.runs.run import begin, go_on, overfit, train
     from minibert.train.processes import join_processes
     keep_freed_memory()  # the process is ours: a library wouldn't
+    if call.overfit_one_batch: return say_learned(options, overfit(plan))
     if call.resume: run, model, seconds = go_on(plan, call.resume)
     else:
         run, model = begin(plan)
-        say_start(run)
+        say_start(run, model)
         model, seconds = train(run, model)
     if join_processes()[0]: return
     summary = finish(model, seconds, run)

@@ -49,6 +49,7 @@ class Call(Output):
     resume: Name | None = None  # the folder of a run that was stopped: go on with it
     config: Name | None = None  # a YAML or JSON file with options; those given here win
     print_config: Switch = False  # print every option as YAML, and do nothing else
+    overfit_one_batch: Switch = False  # can it learn one batch by heart? yes or no
 
 
 def pretrain_class(task: Task) -> type:

@@ -108,8 +108,14 @@ class Task:
         return tuple(self.objectives)
 
     def callbacks(self, run: Any) -> list:
-        "Who looks on while it trains, beside those of every run."
-        return []
+        "Who looks on while it trains, beside those of every run: --watch's observer."
+        if not run.plan.output.watch: return []
+        from minibert.measure.observer import OBSERVERS
+        return [OBSERVERS[run.plan.model.backend](self.watched(run))]
+
+    def watched(self, run: Any) -> dict | None:  # None: no entropies
+        "A small batch on which the heads are looked at."
+        return None
 
     def known(self, run: Any) -> dict:  # for `with_baselines`
         "What guessers may know of the text; of stories, their grammar."
