@@ -10,9 +10,11 @@ endif
 PINNED := settings.ini setup.py constraints.txt
 # The pip of Python 3.11 takes half as long again as today's. And Python compiles a package when it is first imported, and keeps that: compiling everything at once would double the time.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -qq
+# The CPU build of PyTorch: its default on Linux brings several gigabytes of CUDA.
+TORCH ?= https://download.pytorch.org/whl/cpu
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow lab student notebooks prepare readme lint clean
+.PHONY: help demo test test-slow lab student projector wheelhouse notebooks prepare readme lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,8 +60,15 @@ lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 student: $(VENV)/.installed-dev  ## a learner's folder, with holes to fill: make student DIR=../my-bert
 	$(BIN)/minibert course new "$(or $(DIR),student)"
 
+projector: $(VENV)/.installed-dev  ## JupyterLab for a projector: large letters, each section a step
+	mkdir -p $(VENV)/projector && cp -r tools/projector/. $(VENV)/projector
+	cd nbs && JUPYTER_CONFIG_DIR=$(abspath $(VENV))/projector ../$(BIN)/jupyter lab --custom-css
+
+wheelhouse: $(VENV)/.made  ## a folder for a stick: everything to install, with PyTorch for the CPU
+	$(BIN)/python -m pip wheel -q -w wheelhouse -c constraints.txt $(TORCH:%=--extra-index-url %) "pip>=25" ".[dev]"
+
 notebooks: $(VENV)/.installed-slow $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
-	cd nbs && for nb in *.ipynb proofs/*.ipynb reference/*/*.ipynb answers/*.ipynb; do \
+	cd nbs && for nb in *.ipynb proofs/*.ipynb reference/*/*.ipynb answers/*.ipynb teaching/*.ipynb; do \
 	  [ -e $$nb ] || continue; \
 	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
 	$(BIN)/nbdev_clean
@@ -71,8 +80,9 @@ prepare: readme  ## before a commit: clean, export, lint
 	$(BIN)/nbdev_export
 	$(MAKE) lint
 
-readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, and the list of the reference
+readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, the list of the reference, the teacher's pages
 	$(BIN)/python tools/make_readme.py
+	$(BIN)/python tools/make_teaching.py
 
 clean:  ## take the environment and what was built away
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

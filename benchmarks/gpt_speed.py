@@ -27,7 +27,8 @@ import torch
 from torch import nn
 
 from minibert.perf import bench
-from minibert.perf.bench import GEMM, Peer, peak_memory
+from minibert.perf.bench import GEMM, Peer
+from minibert.perf.memory import peak_memory
 from minibert.config import SIZES
 from minibert.core.files import write_whole
 from minibert.core.precision import fast_bfloat16, keep_freed_memory

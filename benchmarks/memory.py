@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from minibert.perf.bench import CASES, list_peers, peak_memory, peer_steps
+from minibert.perf.bench import CASES, list_peers, peer_steps
+from minibert.perf.memory import peak_memory
 from minibert.config import BertConfig
 from minibert.core.files import write_whole
 from minibert.speed import synthetic_batch

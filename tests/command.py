@@ -3,6 +3,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -89,5 +90,10 @@ def leaves_nothing(*words, cwd):
 
 
 def bits_of(*folders, name="model.safetensors"):
-    "The bytes of a file in each of the folders."
-    return [(Path(folder) / name).read_bytes() for folder in folders]
+    "The bytes of a file in each of the folders, without the memory that a process took, which is never the same."
+    return [re.sub(rb', "peak_mib": [\d.]+', b"", (Path(folder) / name).read_bytes()) for folder in folders]
+
+
+def asked_again(summary):
+    "A run's summary without what its training alone knows."
+    return {name: value for name, value in summary.items() if name not in ("train_seconds", "cost", "health")}

@@ -170,7 +170,8 @@ def test_tricks_are_added_one_by_one():
 
 @pytest.mark.slow
 def test_peers_take_turns():
-    times, peaks = take_turns({name: list_peers()[name] for name in ("plain", "equal")}, SMALL, rounds=2, shape=(2, 12))
+    times, peaks, passes = take_turns({name: list_peers()[name] for name in ("plain", "equal")}, SMALL, rounds=2, shape=(2, 12))
+    for name in times: assert all(min(both) > 0 and sum(both) < second and len(both) == 2 for both, second in zip(passes[name], times[name], strict=True))
     assert [len(values) for values in times.values()] == [2, 2] and times.keys() == peaks.keys()
     assert not multiprocessing.active_children()
 
@@ -245,7 +246,7 @@ def names_raced(monkeypatch, answer, size="tiny"):
 
     def no_race(peers, *_, **__):
         raced.update(peers)
-        return {name: [1.0, 1.0, 1.0] for name in peers}, dict.fromkeys(peers, 1.0)
+        return {name: [1.0, 1.0, 1.0] for name in peers}, dict.fromkeys(peers, 1.0), {name: [[0.3, 0.6]] for name in peers}
 
     scope = bench.__globals__
     monkeypatch.setitem(scope, "take_turns", no_race)

@@ -31,8 +31,8 @@ from ..runs.plan import (
 from ..runs.tasks import find_task, task_of
 
 # %% auto #0
-__all__ = ['FUNCTIONS', 'print_found', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity', 'run_bench',
-           'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
+__all__ = ['FUNCTIONS', 'print_found', 'say_learned', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity',
+           'run_bench', 'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
            'run_generate', 'run_classify', 'run_answer', 'run_predict', 'run_embed', 'run_export', 'run_inspect',
            'run_new', 'run_adopt', 'run_update', 'run_course_export', 'run_report', 'check_text', 'plain_warnings',
            'main']
@@ -48,7 +48,18 @@ def print_found(options: Any, found: dict, *words: str | list) -> None:
         else: print_table(part)
 
 # %% ../../nbs/reference/cli/main.ipynb #4a4b8ac6
-def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_class`
+def say_learned(options: Any, found: dict) -> int:  # 0 where it learned, 1 where not
+    "Can the model learn one batch by heart? Yes or no, and what was seen."
+    yes = "Yes: model, gradient and text work together."
+    no = ("No: look at the learning rate, the mask and the gradient first; more text "
+          "won't help.")
+    print_found(options, found, yes if found["learned"] else no,
+                "  The loss on one batch of {examples} went from {first_loss:.3f} to "
+                "{last_loss:.3f} in {steps} steps.".format(**found))
+    return 0 if found["learned"] else 1
+
+
+def run_pretrain(options: Any) -> int | None:  # of a task's class: see `pretrain_class`
     "From texts to a trained, measured and saved model."
     call, task = options.call, task_of(options.model.model)
     plan = task.plan(**{name: getattr(options, name) for name in parts_of(task.plan())})
@@ -57,13 +68,14 @@ def run_pretrain(options: Any) -> None:  # of a task's class: see `pretrain_clas
     say(f"Opening {call.resume} ..." if call.resume else f"Reading {text} ...")
     from minibert.core.precision import keep_freed_memory
     from minibert.runs.report import figure_rows, finish, meaning, say_start
-    from minibert.runs.run import begin, go_on, train
+    from minibert.runs.run import begin, go_on, overfit, train
     from minibert.train.processes import join_processes
     keep_freed_memory()  # the process is ours: a library wouldn't
+    if call.overfit_one_batch: return say_learned(options, overfit(plan))
     if call.resume: run, model, seconds = go_on(plan, call.resume)
     else:
         run, model = begin(plan)
-        say_start(run)
+        say_start(run, model)
         model, seconds = train(run, model)
     if join_processes()[0]: return
     summary = finish(model, seconds, run)
@@ -111,6 +123,7 @@ def own_options(options: Finetune) -> dict:
 def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint: a table, or JSON."
     say(f"Opening {options.run} ...")
+    if options.all: return _evaluate_all(options)
     from minibert.runs.report import figure_rows, meaning, measure, with_text
     from minibert.runs.run import open_run
     from minibert.weights import load_pretrained
@@ -120,9 +133,18 @@ def run_evaluate(options: Evaluate) -> None:
         run = with_text(options.run, model, options.dataset, options.name,
                         options.text_column)
     say("Measuring on held-out text ...")
-    summary = measure(model, run)
+    summary = measure(model, run, options.limit)
     print_found(options, summary, figure_rows(run.task, summary),
                 *meaning(run.task, summary).split("\n"))
+
+
+def _evaluate_all(options: Evaluate) -> None:
+    "Measure all that can be, and say where the report is."
+    from minibert.measure.everything import evaluate_all
+    found, tables = evaluate_all(options.run, options.quick)
+    lines = [part for rows in tables.values() for part in (rows, "")]
+    print_found(options, found, *lines, f"The page is {found['page']}, and the tables "
+                f"stand in {found['card']}, too.")
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
@@ -149,11 +171,12 @@ def run_bench(options: Bench) -> None:
 
 
 def run_probe(options: Probe) -> None:
-    "Print how well each layer tells the parts of speech."
+    "Print how well each layer tells the parts of speech, or your own labels."
     say(f"Probing {options.run} ...")
     from minibert.measure import probe_runs
     result = probe_runs.probe_checkpoint(options.run, options.dataset, options.out,
-                                  options.seeds, both=options.last_piece)
+                                  options.seeds, both=options.last_piece,
+                                  limit=options.limit)
     print_found(options, result, *probe_runs.probe_tables(result).split("\n"))
 
 
@@ -247,14 +270,13 @@ def run_generate(options: Generate) -> None:
 
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.tokenizer import WordPieceTokenizer
     from minibert.tuning.classify import TASK, check_pair, classify
     from minibert.tuning.tasks import load_tuned
     task, model = load_tuned(options.run)
     if task is not TASK:
         raise UserError(f"{options.run} is a {task.result}, which gives no labels to "
                         f"texts: ask it by minibert predict {options.run} FILE.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    tokenizer = task.tokenizer(options.run)
     check_pair(options.run, options.pair)
     text = options.text if options.pair is None else (options.text, options.pair)
     shares = classify(model, tokenizer, text)[0]

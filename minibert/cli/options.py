@@ -50,6 +50,7 @@ class Call(Output):
     resume: Name | None = None  # the folder of a run that was stopped: go on with it
     config: Name | None = None  # a YAML or JSON file with options; those given here win
     print_config: Switch = False  # print every option as YAML, and do nothing else
+    overfit_one_batch: Switch = False  # can it learn one batch by heart? yes or no
 
 
 def pretrain_class(task: Task) -> type:
@@ -69,6 +70,16 @@ class Evaluate(Output):
     dataset: Name | None = None  # another text's validation split, or a twentieth
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
+    limit: Count | None = None  # sentences that are asked about, whole documents
+    all: Switch = False  # heads, a probe, a fine-tuning, too: card and page in the run
+    quick: Switch = False  # with --all: less of each, in a minute
+
+    def __post_init__(self):
+        if self.quick and not self.all:
+            raise UserError("--quick is for --all: give both, or --limit alone.")
+        if self.all and (self.dataset or self.limit):
+            raise UserError("--all measures a run on its own text: leave out --dataset "
+                            "and --limit.")
 
 
 @checked
@@ -114,7 +125,7 @@ class Parity(Output):
 
 @checked
 class Finetune(Output, FinetuneConfig):
-    "Teach a pre-trained BERT or T5 a task, from any table with texts and answers."
+    "Teach a pre-trained BERT, GPT or T5 a task, from any table of texts and answers."
 
     run: Annotated[  # a run's folder, or a model's name on the hub
         Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
@@ -132,7 +143,7 @@ class Finetune(Output, FinetuneConfig):
 
 @checked
 class Classify(Output):
-    "Say which label a fine-tuned BERT gives a text."
+    "Say which label a fine-tuned model gives a text."
 
     run: RunName  # a folder that finetune made, or a model's name
     text: Text  # the text
@@ -197,11 +208,13 @@ class Inspect(Output):
 
 @checked
 class Probe(Output):
-    "Ask a model's layers for parts of speech, beside the controls."
+    "Ask a model's layers for parts of speech, or your own labels, beside controls."
 
     run: RunName  # a run's folder, or a model's name on the hub
-    dataset: Name | None = None  # a folder of CoNLL-U files; None: the stories
+    dataset: Name | None = None  # a folder of CoNLL-U files, or a table with the
+    # columns sentence, word and label, which is split by word; None: the stories
     out: Name | None = None  # a new folder for the figures as JSON, and two pictures
+    limit: Count | None = None  # sentences that are read of each part
     seeds: Count = 5  # probes of each kind
     last_piece: bool = False  # read each word's last piece beside its first
 

@@ -5,27 +5,43 @@
 # %% ../../nbs/reference/measure/observer.ipynb #5dfe2f1e
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
+from ..attention import MultiHeadAttention
 from ..train.callbacks import is_logged
 from ..core.precision import evaluating
 from ..inside import head_entropy
 from ..model import attentions
+from ..numpy_bert.layers import encode
+from ..numpy_bert.parts import as_arrays
 from ..pairs import PairSampler
 from ..training import Callback, Run
 
 # %% auto #0
-__all__ = ['model_parts', 'plain_batch', 'Observer', 'part_curves']
+__all__ = ['OBSERVERS', 'part_of', 'by_part', 'model_parts', 'plain_batch', 'Observer', 'NumpyObserver', 'part_curves']
 
 # %% ../../nbs/reference/measure/observer.ipynb #02bafd03
+def part_of(name: str) -> str:
+    "The part of the model to which a parameter belongs, by its name."
+    if found := re.search(r"(decoder\.)?layers?\.(\d+)\.", name):
+        return f"{'decoder' if found[1] else 'layer'}_{found[2]}"
+    return "embeddings" if re.search(r"embeddings|^words|^positions", name) else "heads"
+
+
+def by_part(named: Iterable[tuple[str, Tensor]]) -> dict[str, list[Tensor]]:
+    "Named tensors by part: embeddings, layer_0 and so on, heads (with the pooler)."
+    parts = {}
+    for name, tensor in named: parts.setdefault(part_of(name), []).append(tensor)
+    return parts
+
+
 def model_parts(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    "The parameters by part: embeddings, layer_0 and so on, heads (with the pooler)."
-    parts = {"embeddings": list(model.bert.embeddings.parameters())}
-    for n, layer in enumerate(model.bert.encoder.layers):
-        parts[f"layer_{n}"] = list(layer.parameters())
-    known = {id(p) for part in parts.values() for p in part}
-    return parts | {"heads": [p for p in model.parameters() if id(p) not in known]}
+    "A model's parameters by part."
+    return by_part(model.named_parameters())
 
 # %% ../../nbs/reference/measure/observer.ipynb #b0ead1d9
 def plain_batch(
@@ -47,18 +63,35 @@ def _norm(tensors: list[Tensor]) -> float:
     return nn.utils.get_total_norm([t.detach().float() for t in tensors]).item()
 
 
-def _named(what, values): return {f"{what}/{part}": v for part, v in values.items()}
+def _copied(parts): return {part: [t.detach().clone() for t in ts]
+                            for part, ts in parts.items()}
+
+
+def _norms(parts): return {part: _norm(tensors) for part, tensors in parts.items()}
+
+
+def _moves(old: dict, new: dict, gradient: dict) -> dict[str, float]:
+    "Gradient, update and weight of each part, the tensors before and after a step."
+    found = {}
+    for part, tensors in new.items():
+        moved = [now.detach() - before for now, before in zip(tensors, old[part])]
+        found |= {f"gradient/{part}": gradient[part],
+                  f"update/{part}": _norm(moved) / max(_norm(old[part]), 1e-12),
+                  f"weight/{part}": _norm(tensors)}
+    return found
 
 
 def _entropies(model, batch):
-    "The mean entropy of each layer's heads on `batch`."
+    "The mean entropy of each attention's heads on `batch`, by part."
+    body = getattr(model, "bert", model)
+    where = [part_of(f"{name}.") + "_cross" * name.endswith("cross")
+             for name, m in body.named_modules() if isinstance(m, MultiHeadAttention)]
     with evaluating(model) as device:
-        names = "input_ids", "token_type_ids", "attention_mask"
-        batch = {name: batch[name].to(device) for name in names}
-        seen = attentions(model.bert, **batch)
-    real = batch["attention_mask"]
-    return {f"layer_{n}": head_entropy(probs, real).mean().item()
-            for n, probs in enumerate(seen)}
+        batch = {name: values.to(device) for name, values in batch.items()}
+        seen = attentions(body, **batch)
+    real = batch.get("attention_mask")
+    return {f"entropy/{part}": head_entropy(probs, real).mean().item()
+            for part, probs in zip(where, seen)}
 
 # %% ../../nbs/reference/measure/observer.ipynb #f8619c20
 class Observer(Callback):
@@ -66,7 +99,7 @@ class Observer(Callback):
 
     def __init__(
         self,
-        batch: dict[str, Tensor] | None = None,  # plain text, for the entropies
+        batch: dict[str, Tensor] | None = None,  # as the model reads it, for entropies
     ):
         self.batch, self.old = batch, None
 
@@ -74,23 +107,50 @@ class Observer(Callback):
         "Take the gradients' norms, and a copy of the weights."
         if not is_logged(run.step + 1, run.config): return
         parts = model_parts(run.model)
-        self.old = {part: [p.detach().clone() for p in ps]
-                    for part, ps in parts.items()}
-        self.gradient = {part: _norm([p.grad for p in ps if p.grad is not None])
-                         for part, ps in parts.items()}
+        self.old = _copied(parts)
+        self.gradient = _norms({part: [p.grad for p in ps if p.grad is not None]
+                                for part, ps in parts.items()})
 
     def after_step(self, run: Run) -> None:
         "Gradient, update, weight by part, and entropy by layer."
         if not is_logged(run.step, run.config): return
-        for part, ps in model_parts(run.model).items():
-            old, weight = self.old[part], _norm(ps)
-            moved = _norm([p.detach().sub(before) for p, before in zip(ps, old)])
-            run.figures |= {f"gradient/{part}": self.gradient[part],
-                            f"update/{part}": moved / max(_norm(old), 1e-12),
-                            f"weight/{part}": weight}
+        run.figures |= _moves(self.old, model_parts(run.model), self.gradient)
         self.old = None
-        if self.batch:
-            run.figures |= _named("entropy", _entropies(run.model, self.batch))
+        if self.batch: run.figures |= _entropies(run.model, self.batch)
+
+# %% ../../nbs/reference/measure/observer.ipynb #97a22ca0
+def _tensors(arrays):
+    return by_part((name, torch.from_numpy(array)) for name, array in arrays.items())
+
+
+class NumpyObserver(Callback):
+    "The observer of a BERT in NumPy: it looks before and after the loop's update."
+
+    def __init__(self, batch: dict[str, Tensor]):  # plain text, for the entropies
+        self.batch = as_arrays(batch)
+
+    def begin(self, run) -> None:
+        "Stand around the update."
+        update = run.update
+
+        def watched(params, config, moments, batch, step, training, *rest):
+            given = params, config, moments, batch, step, training, *rest
+            if not is_logged(step + 1, training): return update(*given)
+            means = {name: mean for name, (mean, _) in moments.items()}
+            old, before = _copied(_tensors(params)), _copied(_tensors(means))
+            line = update(*given)
+            gradient = {part: [10 * b - 9 * a for a, b in zip(before[part], after)]
+                        for part, after in _tensors(means).items()}
+            _, (_, *caches) = encode(params, config, self.batch)
+            real = torch.from_numpy(self.batch["attention_mask"])
+            seen = (torch.from_numpy(cache[0][3]) for cache in caches)  # the probs
+            return line | _moves(old, _tensors(params), _norms(gradient)) | {
+                f"entropy/layer_{n}": head_entropy(probs, real).mean().item()
+                for n, probs in enumerate(seen)}
+        run.update = watched
+
+
+OBSERVERS = dict(torch=Observer, numpy=NumpyObserver)  # by --backend
 
 # %% ../../nbs/reference/measure/observer.ipynb #39a647af
 def part_curves(

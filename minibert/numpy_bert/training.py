@@ -124,14 +124,14 @@ def pretrain_numpy(
     check_run(config, training, folder)
     if params is None: params = first_weights(config, training.seed)
     moments = first_moments(params)
-    run = SimpleNamespace(config=training, schedule=schedule_at, step=0, stop=False,
-                          losses=("mlm", "nsp"), history=[])
+    run = SimpleNamespace(config=training, schedule=schedule_at, update=update_, step=0,
+                          stop=False, losses=("mlm", "nsp"), history=[])
     try:
         for callback in callbacks: callback.begin(run)
         while run.step < run.config.steps and not run.stop:
             batch = as_arrays(sampler.batch(run.step, training.batch_size))
-            run.line = update_(params, config, moments, batch, run.step, run.config,
-                               run.schedule)
+            run.line = run.update(params, config, moments, batch, run.step, run.config,
+                                  run.schedule)
             run.step += 1
             log_numpy(run, folder)
             for callback in callbacks: callback.after_step(run)

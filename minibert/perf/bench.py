@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,18 +18,20 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import count, cycle
+from itertools import count, cycle, pairwise
 from pathlib import Path
 from queue import SimpleQueue
+from statistics import median
 
 # %% auto #0
-__all__ = ['GEMM', 'BATCHES', 'CASES', 'Peer', 'list_peers', 'peer_steps', 'peak_memory', 'take_turns', 'available_peers',
-           'bench', 'chart_beside', 'write_bench', 'bench_table', 'draw_bench']
+__all__ = ['GEMM', 'BATCHES', 'CASES', 'Peer', 'list_peers', 'peer_steps', 'take_turns', 'available_peers', 'bench',
+           'chart_beside', 'write_bench', 'bench_table', 'draw_bench']
 
 # %% ../../nbs/reference/perf/bench.ipynb #43100b22
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..config import BertConfig
 from ..core.errors import UserError
@@ -40,6 +41,7 @@ from ..core.seeds import seeded
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from ..heads import BertForPreTraining
+from .memory import peak_memory
 from .products import fast_products
 from .profiling import WARM_UP, profile_loop
 from ..speed import (
@@ -93,6 +95,18 @@ def list_peers() -> dict[str, Peer]:
     return theirs | peers | rates | dict(batches=Peer("drawing a batch", "batches"))
 
 # %% ../../nbs/reference/perf/bench.ipynb #7636bbbf
+_marks: list[float] = []  # of a step: forward begins, forward ends, the update begins
+
+
+def _marked(model: nn.Module) -> nn.Module:
+    "The model, whose passes and updates note the time."
+    def mark(*_): _marks.append(time.perf_counter())
+    model.register_forward_pre_hook(mark)
+    model.register_forward_hook(mark)
+    register_optimizer_step_pre_hook(mark)
+    return model
+
+
 def _own(peer: Peer, config: BertConfig, batches: list[dict]) -> Iterator[None]:
     "Our loop, with the peer's tricks."
     if peer.keep_memory: keep_freed_memory()
@@ -101,7 +115,7 @@ def _own(peer: Peer, config: BertConfig, batches: list[dict]) -> Iterator[None]:
     form = PlainBertForPreTraining
     if peer.few_logits: form = BertForPreTraining
     if peer.few_rows: form = FastBertForPreTraining
-    model = form(config, seeded(0, 0, 2)).train()
+    model = _marked(form(config, seeded(0, 0, 2)).train())
     B, S = batches[0]["labels"].shape
     training = TrainingConfig(batch_size=B, length=S, precision=peer.precision,
                               optimizer=peer.optimizer)
@@ -122,7 +136,8 @@ def _theirs(config: BertConfig) -> tuple:
     hf = importlib.import_module("transformers")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return hf, hf.BertForPreTraining(hf.BertConfig(**asdict(config))).train()
+        model = hf.BertForPreTraining(hf.BertConfig(**asdict(config))).train()
+        return hf, _marked(model)
 
 
 def _hf(peer: Peer, config: BertConfig, batches: list[dict]) -> Iterator[None]:
@@ -236,18 +251,13 @@ def _prepare(peer: Peer, config: BertConfig, shape: tuple, threads: int) -> None
     _steps = peer_steps(peer, config, batches)
 
 # %% ../../nbs/reference/perf/bench.ipynb #72adbbbe
-def peak_memory() -> float:  # MiB
-    "The most memory that this process has had, as far as the system tells."
-    try: status = Path("/proc/self/status").read_text()
-    except OSError: return float("nan")
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
-
-
-def _turn() -> tuple[float, float]:  # seconds, peak MiB
+def _turn() -> tuple[float, float, list[float]]:  # seconds, peak MiB, both passes
     "A worker's every other task: one step."
+    _marks.clear()
     start = time.perf_counter()
     next(_steps)
-    return time.perf_counter() - start, peak_memory()
+    took = time.perf_counter() - start
+    return took, peak_memory(), [b - a for a, b in pairwise(_marks[:3])]
 
 
 def _profile() -> dict[str, float]:
@@ -308,18 +318,20 @@ def take_turns(
     shape: tuple[int, int] = (32, 128),  # B, S
     threads: int = 1,  # in each process
     prepare: Callable = _prepare,  # what each process does first
-) -> tuple[dict[str, list[float]], dict[str, float]]:  # seconds by round, peak MiB
+) -> tuple[dict, dict, dict]:  # seconds by round, peak MiB, seconds of both passes
     "Let each peer take a step in turn, each in a process of its own, on equal batches."
     until, order = time.monotonic() + seconds, list(peers)
-    times, peaks = {name: [] for name in peers}, {}
+    times, peaks, passes = ({name: [] for name in peers} for _ in range(3))
     with _workers(peers, prepare, config, shape, threads) as pools:
         for turn in range(WARM_UP + rounds):
             if turn >= WARM_UP + 3 and time.monotonic() > until: break
             k = turn % len(order)
             for name in order[k:] + order[:k]:
-                took, peaks[name] = _answer(name, pools[name].submit(_turn))
+                took, peaks[name], both = _answer(name, pools[name].submit(_turn))
                 times[name].append(took)
-    return {name: values[WARM_UP:] for name, values in times.items()}, peaks
+                passes[name].append(both)
+    def kept(found): return {name: rows[WARM_UP:] for name, rows in found.items()}
+    return kept(times), peaks, kept(passes)
 
 # %% ../../nbs/reference/perf/bench.ipynb #1d53813e
 CASES = (("tiny", 30522), ("tiny", 8192), ("mini", 8192), ("small", 8192))
@@ -424,11 +436,14 @@ def _measure(size: str, V: int, rounds: int, seconds: float, shape, threads) -> 
     began = time.monotonic()
     profile = _profiles(peers, config, shape, threads) if size != "small" else {}
     seconds -= time.monotonic() - began
-    times, peaks = take_turns(peers, config, rounds=rounds, seconds=seconds,
-                              shape=shape, threads=threads)
+    times, peaks, passes = take_turns(peers, config, rounds=rounds, seconds=seconds,
+                                      shape=shape, threads=threads)
     batches = [synthetic_batch(config, seed, *shape) for seed in range(BATCHES)]
     flops = sum(useful_flops(config, b)["total"] for b in batches) // len(batches)
-    lines = {name: _summary(name, peers, times, peaks, flops) for name in peers}
+    lines = {name: _summary(name, peers, times, peaks, flops) | {
+        f"{what}_ms": 1e3 * median(seconds)
+        for what, seconds in zip(("forward", "backward"), zip(*passes[name]))}
+        for name in peers}
     return dict(size=size, vocab_size=V, flops=flops, peers=lines, profile=profile)
 
 
@@ -448,23 +463,29 @@ def _machine() -> dict:
 def bench_table(result: dict) -> str:
     "The result of `bench` as lines of text: ms, quartiles, ratios, share, memory."
     row, lines = "{:28}{:>8}{:>14}{:>8}{:>9}{:>7}{:>8}".format, []
+    known = {name for case in result["cases"] for peer in case["peers"].values()
+             for name in peer}
+    passes = [name for name in ("forward", "backward") if f"{name}_ms" in known]
     for case in result["cases"]:
         lines += [f"{case['size']}, V = {case['vocab_size']:,}: a step's useful "
                   f"arithmetic is {case['flops'] / 1e9:.1f} GFLOP", row(
-                      "", "ms", "quartiles", "HF", "Trainer", "GEMM", "MiB")]
+                      "", "ms", "quartiles", "HF", "Trainer", "GEMM", "MiB")
+                  + "".join(f"{name:>10}" for name in passes)]
         for peer in case["peers"].values():
             low, high = peer["quartiles_ms"]
             to = [f"{peer[key][1]:.{digits}}" if key in peer else "" for key, digits in
                   (("to hf", "2f"), ("to trainer", "2f"), ("to gemm", "0%"))]
             spread = f"{low:.1f}-{high:.1f}"
             lines.append(row(peer["label"], f"{peer['median_ms']:.1f}", spread, *to,
-                             f"{peer['peak_mib']:.0f}"))
+                             f"{peer['peak_mib']:.0f}") + "".join(
+                f"{peer[f'{name}_ms']:10.1f}" for name in passes if f"{name}_ms" in peer))
         lines.append("")
     if not result["settings"]["transformers"]:
         lines.append("Hugging Face's rows are missing: pip install transformers.")
     return "\n".join(lines + [
         "HF, Trainer: how many times as fast as Hugging Face's loop and its Trainer;",
-        "GEMM: the share of one large float32 product's rate; MiB: peak memory."])
+        "GEMM: the share of one large float32 product's rate; MiB: peak memory.",
+        *["forward, backward: ms; the rest of a step is the update."] * bool(passes)])
 
 # %% ../../nbs/reference/perf/bench.ipynb #e8c8ca19
 def draw_bench(result: dict):

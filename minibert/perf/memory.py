@@ -5,10 +5,19 @@
 # %% ../../nbs/reference/perf/memory.ipynb #7d0c0a2f
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
 from ..config import BertConfig, count_parameters
+from ..numpy_bert.parts import memory_budget
 
 # %% auto #0
-__all__ = ['layer_activations', 'training_memory']
+__all__ = ['STEP_MEMORY', 'layer_activations', 'training_memory', 'kept_bytes', 'step_memory', 'numpy_memory', 'peak_memory']
 
 # %% ../../nbs/reference/perf/memory.ipynb #93b21f47
 def layer_activations(
@@ -65,3 +74,47 @@ def training_memory(
     memory = dict(weights=weights, gradients=weights, optimizer=2 * weights)
     memory |= dict(activations=activations)
     return memory | {"total": sum(memory.values())}
+
+# %% ../../nbs/reference/perf/memory.ipynb #f29c998e
+def kept_bytes(model: nn.Module, batch: dict[str, Tensor], precision: str) -> int:
+    "What autograd keeps of a forward pass beside the parameters."
+    kept, first = {}, next(model.parameters())
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+    batch = getattr(model, "prepared", dict)(batch)
+    batch = {name: values.to(first.device) for name, values in batch.items()}
+    half = torch.autocast(first.device.type, torch.bfloat16, precision == "bfloat16")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), half:
+        model(**batch)
+    return sum(t.untyped_storage().nbytes() for p, t in kept.items() if p not in own)
+
+
+def step_memory(model: nn.Module, examples: Any, training: Any) -> dict[str, int]:
+    "The bytes of a training step by part, as its first rows tell."
+    weights = sum(p.nbytes for p in model.parameters())
+    rows = math.ceil(training.batch_size / training.gradient_accumulation_steps)
+    few, more = (kept_bytes(model, examples.batch(0, n), training.precision)
+                 for n in (8, 16))
+    return dict(weights=weights, gradients=weights, optimizer=2 * weights,
+                activations=few + (rows - 8) * (more - few) // 8)
+
+
+def numpy_memory(model: nn.Module, examples: Any, training: Any) -> dict[str, int]:
+    "The same for the NumPy BERT with these weights, read off its caches."
+    labels = examples.batch(0, training.batch_size)["labels"]
+    predicted = int((labels != -100).sum())
+    return memory_budget(model.config, *labels.shape, predicted)
+
+
+STEP_MEMORY = dict(torch=step_memory, numpy=numpy_memory)  # by --backend
+
+# %% ../../nbs/reference/perf/memory.ipynb #82c712e7
+def peak_memory(device: Any = "cpu") -> float:  # MiB
+    "The most memory that this process has had; NaN where the system doesn't tell."
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try: status = Path("/proc/self/status").read_text("utf8")
+    except OSError: return float("nan")
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024

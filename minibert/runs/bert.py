@@ -16,12 +16,12 @@ from annotated_types import MinLen
 from ..config import BertConfig
 from ..core.errors import UserError
 from ..core.fields import Part, Share, checked
-from .plan import LimitedModelOptions, OutputOptions, Plan, read_size
+from .plan import LimitedModelOptions, Plan, preset
 from .tasks import VAL_SEED, Task, blank, own_sentences, writer_rows
 
 # %% auto #0
-__all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'WatchedOutput', 'BertPlan', 'BertTask', 'kind_of',
-           'filled', 'fill_hint', 'blanks', 'known_pairs']
+__all__ = ['NUMPY', 'QUESTIONS', 'TASK', 'BertModelOptions', 'MaskingOptions', 'BertPlan', 'BertTask', 'kind_of', 'filled',
+           'fill_hint', 'blanks', 'known_pairs']
 
 # %% ../../nbs/reference/runs/bert.ipynb #57c94d58
 @checked
@@ -48,13 +48,6 @@ class MaskingOptions:
                             "answers nsp and sop: give one of them.")
 
 
-@checked
-class WatchedOutput(OutputOptions):
-    "Where it goes."
-
-    watch: bool = False  # gradients, updates, weights and entropies by layer, too
-
-
 NUMPY = dict(optimizer="adamw", precision="float32", dropout=0.0, positions="absolute",
              objectives=("mlm", "nsp"), average_steps=0)
 
@@ -65,7 +58,6 @@ class BertPlan(Plan):
 
     model: BertModelOptions = BertModelOptions()
     masking: MaskingOptions = MaskingOptions()
-    output: WatchedOutput = WatchedOutput()
 
     def __post_init__(self):
         if self.model.backend == "torch": return
@@ -74,9 +66,9 @@ class BertPlan(Plan):
             if given[name] not in (only, "auto", None):
                 raise UserError(f"The NumPy backend has no {name} {given[name]}: leave "
                                 "it out, or give --backend torch.")
-        if self.output.watch or os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UserError("NumPy trains in one process, and nobody can watch it: "
-                            "leave out --watch and torchrun, or give --backend torch.")
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise UserError("NumPy trains in one process: leave out torchrun, or give "
+                            "--backend torch.")
 
 # %% ../../nbs/reference/runs/bert.ipynb #4bc8f82c
 QUESTIONS = [
@@ -112,8 +104,8 @@ class BertTask(Task):
         model, kind = plan.model, BertConfig
         if model.positions == "rotary":
             from minibert.nn.block import BlockConfig as kind
-        return kind.preset(read_size(model.size), vocab_size=vocab_size,
-                           max_position_embeddings=self.room(plan))
+        return preset(kind, model.size, vocab_size=vocab_size,
+                      max_position_embeddings=self.room(plan))
 
     def examples(self, plan: BertPlan, corpus: Any, tokenizer: Any) -> Any:
         "Pairs of texts with masked words."
@@ -160,17 +152,18 @@ class BertTask(Task):
         return learned(model, began)
 
     def callbacks(self, run: Any) -> list:
-        "The observer of --watch; and for the order of pairs, its name in the metrics."
+        "As of every task; and for the order of pairs, its name in the metrics."
         from minibert.training import Callback
-        found = []
-        if run.plan.output.watch:
-            from minibert.measure.observer import Observer, plain_batch
-            held_out = self.held_out(run.plan, run.val, run.tokenizer)
-            found.append(Observer(plain_batch(held_out)))
+        found = super().callbacks(run)
         if "sop" in run.plan.masking.objectives:
             found.append(Callback(before_update=lambda run: run.losses.update(
                 sop=run.losses.pop("nsp"))))
         return found
+
+    def watched(self, run: Any) -> dict:
+        "Held-out pairs before masking."
+        from minibert.measure.observer import plain_batch
+        return plain_batch(self.held_out(run.plan, run.val, run.tokenizer))
 
     def known(self, run: Any) -> dict:
         "How often each piece, and each pair of pieces, stands in the text."

@@ -16,7 +16,7 @@ from ..core.fields import Name, Part, checked
 from ..text.cleaning import SPECIALS
 from ..nn.variants import VariantConfig, VariantParts
 from .bert import BertPlan, BertTask, blanks, fill_hint, filled
-from .plan import LimitedModelOptions, Plan, read_size
+from .plan import LimitedModelOptions, Plan, preset, read_size
 from .tasks import VAL_SEED, Task, figure_row
 
 # %% auto #0
@@ -127,8 +127,8 @@ class RobertaTask(Task):
         "The sizes of a fresh model; a fresh vocabulary begins with [PAD]."
         from minibert.hub import sizes
         kind = getattr(sizes, self.config_name)
-        config = kind.preset(read_size(plan.model.size), vocab_size=vocab_size,
-                             pad_token_id=0, **self.sizes(plan))
+        config = preset(kind, plan.model.size, vocab_size=vocab_size, pad_token_id=0,
+                        **self.sizes(plan))
         room = self.room(plan) + getattr(config, "first_position", 0)
         return replace(config, max_position_embeddings=room)
 
@@ -353,8 +353,8 @@ class VariantTask(BertTask):
                  for field in fields(VariantParts)}
         D = read_size(model.size)[1]
         inner = 8 * round(D / 3) if model.gated else 4 * D  # 8 D / 3: three maps
-        return VariantConfig.preset(
-            read_size(model.size), vocab_size=vocab_size, intermediate_size=inner,
+        return preset(
+            VariantConfig, model.size, vocab_size=vocab_size, intermediate_size=inner,
             max_position_embeddings=self.room(plan), **parts)
 
     def implied(self, name: str, value: Any) -> dict:

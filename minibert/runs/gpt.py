@@ -97,16 +97,21 @@ class GPTTask(Task):
     def config(self, plan: GPTPlan, vocab_size: int) -> Any:  # a GPTConfig
         "The sizes of a GPT; a fresh vocabulary begins with the specials."
         from minibert.gpt import GPTConfig
-        layers, D, heads = read_size(plan.model.size)
+        layers, D, heads, inner = read_size(plan.model.size)
         pad, end = (SPECIALS.index(name) for name in ("[PAD]", "[SEP]"))
         return GPTConfig(
-            vocab_size, self.room(plan), n_embd=D, n_layer=layers, n_head=heads,
+            vocab_size, self.room(plan), D, layers, heads, inner,
             bos_token_id=end, eos_token_id=end, pad_token_id=pad)
 
     def examples(self, plan: GPTPlan, corpus: Any, tokenizer: Any) -> Any:
         "Windows of a text."
         from minibert.data.windows import Windows
         return Windows(corpus, tokenizer, plan.training.length, seed=plan.training.seed)
+
+    def watched(self, run: Any) -> dict:
+        "Held-out windows."
+        batch = self.held_out(run.plan, run.val, run.tokenizer).batch(0, 16)
+        return {name: batch[name] for name in ("input_ids",)}
 
     def known(self, run: Any) -> dict:
         "The text that it learns from, to count in."

@@ -15,6 +15,7 @@ from typing import Any
 from ..core.errors import UserError, explain, resume_hint
 from ..core.files import check_free, read_json, write_whole
 from ..core.progress import is_running
+from ..measure.health import judge_health
 from .plan import read_finetuning
 from .tasks import read_plan, task_of
 
@@ -30,13 +31,12 @@ def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     return int(checkpoints[-1].name), read_json(checkpoints[-1] / "state.json")
 
 
-def _last_line(folder: Path) -> int:
-    "The step of the last whole line of metrics.jsonl; 0 without one."
+def _whole_lines(folder: Path) -> list[dict]:
+    "The whole lines of metrics.jsonl, read without torch."
     path = folder / "metrics.jsonl"
-    if not path.is_file(): return 0
+    if not path.is_file(): return []
     lines = path.read_text(encoding="utf8").splitlines()
-    whole = [line for line in lines if line.endswith("}")]
-    return json.loads(whole[-1])["step"] if whole else 0
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def _ended(folder: Path, figures: str) -> bool:
@@ -68,8 +68,9 @@ def _of_pretraining(folder: Path) -> dict:
     done, state = _progress(folder)
     ended = _ended(folder, "summary.json")
     summary = read_json(folder / "summary.json") if ended else {}
-    by_hand = model.backend == "numpy"
-    if by_hand: done = _last_line(folder)  # it keeps no checkpoints
+    by_hand, lines = model.backend == "numpy", _whole_lines(folder)
+    if by_hand and lines: done = lines[-1]["step"]  # it keeps no checkpoints
+    health = judge_health(lines, summary, main)
     name = next((name for name in main if name in summary), None)
     steps = plan.training.steps if ended else state.get("steps", plan.training.steps)
     if steps >= 10**9 or plan.training.minutes and not state:
@@ -77,8 +78,8 @@ def _of_pretraining(folder: Path) -> dict:
     return dict(
         model=model.model, size=model.size or f"of {_near(model.start)}",
         dataset=plan.data.dataset, step=steps if ended else done, steps=steps,
-        state=_state(folder, ended, done, "pretrain", by_hand), figure=name,
-        value=summary.get(name), baseline=summary.get(main.get(name)),
+        state=_state(folder, ended, done, "pretrain", by_hand), health=health,
+        figure=name, value=summary.get(name), baseline=summary.get(main.get(name)),
         seconds=summary.get("train_seconds", state.get("seconds")))
 
 
@@ -151,7 +152,7 @@ def run_rows(found: list[dict]) -> list[tuple]:  # the first is the header
         figure = f"{run['figure'].replace('_', ' ')} {value}" if value else ""
         rows.append((run["run"], run["model"], run["size"], run["dataset"], steps,
                      figure, baseline, _seconds(run["seconds"]), run["when"],
-                     run["state"]))
+                     ", ".join([run["state"], *run.get("health", [])])))
     return rows
 
 # %% ../../nbs/reference/runs/overview.ipynb #47af79c0

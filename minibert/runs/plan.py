@@ -20,13 +20,14 @@ from pydantic import AfterValidator
 from ..config import SIZES
 from ..core.errors import UserError
 from ..core.fields import Batch, Count, Name, Part, Positive, Whole, checked
+from ..hub.config_files import read_config
 from ..train.recipe import TrainingConfig
 
 # %% auto #0
-__all__ = ['Rate', 'Dropout', 'Size', 'ModelSize', 'STARTED', 'FORMAT', 'ABOUT', 'FREE', 'read_size', 'DataOptions',
-           'ModelOptions', 'LimitedModelOptions', 'TrainingOptions', 'OutputOptions', 'Plan', 'parts_of', 'as_values',
-           'with_values', 'FinetuneConfig', 'read_values', 'as_yaml', 'of_another_version', 'read_finetuning',
-           'check_resumed']
+__all__ = ['Rate', 'Dropout', 'Size', 'SIZE_NAMES', 'ModelSize', 'STARTED', 'FORMAT', 'ABOUT', 'FREE', 'read_size', 'preset',
+           'DataOptions', 'ModelOptions', 'LimitedModelOptions', 'TrainingOptions', 'OutputOptions', 'Plan', 'parts_of',
+           'as_values', 'with_values', 'FinetuneConfig', 'read_values', 'as_yaml', 'of_another_version',
+           'read_finetuning', 'check_resumed']
 
 # %% ../../nbs/reference/runs/plan.ipynb #c32912f6
 Rate = Annotated[Positive, tyro.conf.arg(aliases=("--lr",))]
@@ -34,22 +35,42 @@ Dropout = Annotated[float, Ge(0), Le(0.9)]
 Size = Literal["tiny", "mini", "small", "medium", "base"]
 
 
-def read_size(size: str) -> tuple[int, int, int]:  # L, D, H
-    "A size by its name, or by layers, width and heads, as 3x192x3; UserError."
-    if size in SIZES: return SIZES[size]
-    parts = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", size)
-    layers, D, H = map(int, parts.groups()) if parts else (0, 1, 2)
-    if not D % H: return layers, D, H
+SIZE_NAMES = (  # of L, D, H and I in the config.json of a BERT, GPT-2, T5, DistilBERT
+    ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    ("hidden_size", "n_embd", "d_model", "dim"),
+    ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    ("intermediate_size", "n_inner", "d_ff", "hidden_dim"))
+
+
+def read_size(size: str) -> tuple:  # L, D, H, and I or None
+    "A size by its name, or in numbers, as 3x192x3 or 3x192x3x512; UserError."
+    if size in SIZES: return *SIZES[size], None
+    parts = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?", size)
+    layers, D, H, I = (n and int(n) for n in parts.groups()) if parts else (0, 1, 2, 0)
+    if not D % H: return layers, D, H, I
     raise UserError(f"size is {size}: choose {', '.join(SIZES)}, or give layers, width "
-                    "and heads, which divide the width, as 3x192x3.")
+                    "and heads, which divide the width, as 3x192x3, with the width of "
+                    "the feed-forward after them if you like; or a config.json.")
 
 
-def _check_size(size: str) -> str:
+def _kept_size(size: str) -> str:
+    "A size as `run.yaml` keeps it: a name, or the numbers that a config.json holds."
+    if size.endswith(".json"):
+        values = read_config(size)
+        found = [next((values[name] for name in names if values.get(name)), "")
+                 for names in SIZE_NAMES]
+        size = "x".join(map(str, found)).removesuffix("x")
     read_size(size)
     return size
 
 
-ModelSize = Annotated[str, AfterValidator(_check_size)]
+def preset(kind: type, size: str, **more: Any) -> Any:  # of that kind
+    "The config of a size, in BERT's names; an inner width in the size comes first."
+    *sizes, I = read_size(size)
+    return kind.preset(tuple(sizes), **more | ({"intermediate_size": I} if I else {}))
+
+
+ModelSize = Annotated[str, AfterValidator(_kept_size)]
 
 
 @checked
@@ -71,7 +92,7 @@ class ModelOptions:
 
     model: Name = "bert"  # bert fills blanks, gpt goes on, t5 fills gaps
     start: Name | None = None  # a run or checkpoint: go on from its weights, vocabulary
-    size: ModelSize | None = "tiny"  # up to base; or 3x192x3: layers, width, heads
+    size: ModelSize | None = "tiny"  # to base; layers x width x heads [x inner]; a JSON
     vocab_size: Count | None = 8192  # pieces at most; a small text has fewer
     cased: bool = False  # keep capitals: a fresh vocabulary learns Anna and anna apart
     strip_accents: bool | None = None  # drop accents (default: unless cased)
@@ -137,6 +158,7 @@ class OutputOptions:
     "Where it goes."
 
     out: Name | None = None  # the run's folder, a new one (default: the next in runs/)
+    watch: bool = False  # gradients, updates, weights and entropies by layer, too
     tensorboard: bool = False  # write the metrics for TensorBoard too, in the folder
 
 # %% ../../nbs/reference/runs/plan.ipynb #31b84163

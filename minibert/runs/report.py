@@ -26,12 +26,14 @@ from .plan import with_values
 from .run import START, OpenedRun, open_run
 from .tasks import Task, find_task
 from ..text.foreign import open_tokenizer
+from ..measure.health import SENTENCES, judge_health
+from ..perf.memory import STEP_MEMORY
 from ..train.callbacks import read_metrics
 from ..train.checkpoints import only_run_in
 from ..weights import save_pretrained
 
 # %% auto #0
-__all__ = ['name_size', 'say_start', 'measure', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
+__all__ = ['COST', 'name_size', 'say_start', 'measure', 'with_text', 'figure_rows', 'meaning', 'draw_curves', 'check_diverged',
            'figures_and_intervals', 'describe_model', 'finish']
 
 # %% ../../nbs/reference/runs/report.ipynb #728390ae
@@ -42,23 +44,31 @@ def name_size(run: OpenedRun) -> str:
             f"{run.tokenizer.vocab_size:,} pieces")
 
 
-def say_start(run: OpenedRun) -> None:
-    "A line about what is trained, and where."
+def say_start(run: OpenedRun, model: nn.Module) -> None:
+    "What is trained, and where; and the memory that a step will need."
     training = run.plan.training
     long = (f"{training.minutes:g} minutes" if training.minutes else
             f"{training.steps:,} steps")
     say(f"Training in {run.folder}: {name_size(run)}; "
         f"{long} of {training.batch_size} {run.task.unit} of "
         f"{training.length} tokens, {training.optimizer}, {training.precision}.")
+    memory = STEP_MEMORY[run.plan.model.backend](model, run.lessons, training)
+    parts = ", ".join(f"{part} {size / 2**20:,.0f}" for part, size in memory.items())
+    say(f"A step needs about {sum(memory.values()) / 2**20:,.0f} MiB: {parts}.")
 
 # %% ../../nbs/reference/runs/report.ipynb #e1f3a788
-def measure(model: nn.Module, run: OpenedRun) -> dict:
+def measure(
+    model: nn.Module, run: OpenedRun,
+    limit: int | None = None,  # sentences of the text that are asked about
+) -> dict:
     "The held-out figures beside their baselines, where known; the same each time."
     check_weights(model)
-    summary = run.task.figures(model, run)
+    if limit: run = replace(run, val=run.val.first(limit))
+    each = 32 * run.plan.training.length  # tokens in a batch, about
+    batches = min(50, math.ceil(run.val.n_tokens / each)) if limit else 50
+    summary = run.task.figures(model, run, batches)
     warn_repeated(summary.get("mlm_tokens", 0), run.val)
     return summary
-
 
 # %% ../../nbs/reference/runs/report.ipynb #7e5874d3
 def with_text(
@@ -109,7 +119,9 @@ def meaning(task: Task, summary: dict) -> str:
                      "by the grammar that tells the stories.")
     name = next((name for name in task.main if name in summary), None)
     beside = summary.get(task.main.get(name))
-    if beside is not None and summary[name] >= beside:
+    named = summary.get("health", [])
+    lines += [SENTENCES[sickness] for sickness in named]
+    if not named and beside is not None and summary[name] >= beside:
         lines.append("This model is not yet better than the unigram: train longer.")
     return "\n".join(f"  {line}" for line in lines)
 
@@ -139,6 +151,9 @@ def draw_curves(task: Task, lines: list[dict], summary: dict):
     return show_curves(curves, lines=base, alt=alt)
 
 # %% ../../nbs/reference/runs/report.ipynb #02d05eca
+COST = "tokens", "epochs", "peak_mib"  # of the last line of metrics
+
+
 def check_diverged(lines: list[dict], most: float = 0.0) -> None:
     "UserError where the loss ended far above that of the first line, and above `most`."
     losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
@@ -162,7 +177,10 @@ def figures_and_intervals(summary: dict) -> list[tuple]:  # the first is the hea
     return rows
 
 
-def describe_model(run: OpenedRun, summary: dict) -> None:
+def describe_model(
+    run: OpenedRun, summary: dict,
+    more: dict[str, list] | None = None,  # heading -> rows, of what else was measured
+) -> None:
     "Write the run's README.md."
     plan, data = run.plan, run.plan.data.dataset
     what = f"A pre-trained `{plan.model.model}`: {name_size(run)}."
@@ -174,7 +192,7 @@ def describe_model(run: OpenedRun, summary: dict) -> None:
     write_card(run.folder, f"{plan.model.model} {run.folder.name}", [what, learned],
                figures_and_intervals(summary), hint, shlex.split(hint)[2:],
                "minibert pretrain --config run.yaml --out again",
-               {"language": "en"} if data == "stories" else on_hub(datasets=data))
+               {"language": "en"} if data == "stories" else on_hub(datasets=data), more)
 
 
 def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:
@@ -189,7 +207,9 @@ def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:
         check_weights(model)
         summary = run.task.figures(model, run)
         describe_model(run, summary)
-        summary |= dict(train_seconds=seconds)
+        cost = {name: line[name] for line in lines for name in COST if name in line}
+        health = judge_health(lines, summary, run.task.main)
+        summary |= dict(train_seconds=seconds, cost=cost, health=health)
         if lines:
             drawn = draw_curves(run.task, lines, summary)
             write_figure(drawn, run.folder / "curves.png")

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
@@ -19,11 +21,11 @@ from torch import nn
 from .asking import check_weights, warn_repeated, warn_unknown
 from ..train.average import Average
 from ..train.callbacks import (
-    UNDECIDED, Budget, Measure, ShowProgress, Stop, TensorBoard)
+    COSTS, UNDECIDED, Budget, Measure, ShowProgress, Stop, TensorBoard, read_metrics)
 from ..train.checkpoints import (
     latest_checkpoint, list_checkpoints, only_run_in, read_state)
 from ..hub.config_files import config_text
-from ..core.errors import UserError
+from ..core.errors import NotFiniteError, UserError
 from ..core.files import write_whole
 from ..core.precision import choose_precision
 from ..core.seeds import seeded
@@ -35,6 +37,7 @@ from ..hub.families import (
 from ..hub.files import read_kind
 from ..tuning.finetune import run_finetuning
 from ..heads import BertForPreTraining
+from ..measure.health import SENTENCES
 from minibert.runs.plan import (
     FORMAT, FinetuneConfig, Plan, TrainingOptions, as_values, as_yaml, check_resumed,
     with_values)
@@ -54,7 +57,8 @@ from ..weights import load_pretrained, save_pretrained, to_hf
 # %% auto #0
 __all__ = ['START', 'first_form', 'old_form', 'prepare', 'write_form', 'definite', 'training_config', 'OpenedRun', 'open_run',
            'fresh_model', 'numpy_weights', 'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin',
-           'at_checkpoints', 'rules_for', 'callbacks_for', 'train_by_hand', 'train', 'go_on', 'tune']
+           'at_checkpoints', 'rules_for', 'callbacks_for', 'train_by_hand', 'train', 'FirstBatch', 'OneBatchRun',
+           'overfit', 'go_on', 'tune']
 
 # %% ../../nbs/reference/runs/run.ipynb #8366e835
 def first_form(
@@ -158,6 +162,11 @@ class OpenedRun:
     @property
     def task(self) -> Task: return task_of(self.plan.model.model)
 
+    @cached_property
+    def lessons(self) -> Any:  # has batch(step, n)
+        "What it learns from, in its order."
+        return self.task.lessons(self.plan, self.train, self.tokenizer)
+
 
 def open_run(folder: str | Path, check: bool = True) -> OpenedRun:
     "Open what minibert pretrain made; UserError if it is no run."
@@ -220,7 +229,7 @@ def start_run(plan: Plan, folder: Path) -> None:
     for text in run.train, run.val: warn_unknown(plan.data.dataset, tokenizer, text.ids)
     say(f"{run.val.n_tokens:,} of {run.train.n_tokens + run.val.n_tokens:,} tokens are "
         "held out ...")
-    sampler = run.task.lessons(plan, run.train, tokenizer)  # may refuse
+    sampler = run.lessons  # may refuse
     with _of_held_out(plan.data.dataset): questions = held_out(run)
     if "mlm" in run.task.teaches(plan):  # a batch of fifty, as it will be measured
         labels = questions.batch(0, 32)["labels"]
@@ -281,7 +290,8 @@ def at_checkpoints(run: OpenedRun) -> Callable | None:  # of a model: val_loss a
     sampler, names = held_out(run), run.task.kept
 
     def ask(model: nn.Module) -> dict[str, float]:
-        figures = evaluate(model, sampler, batches=batches)
+        try: figures = evaluate(model, sampler, batches=batches)
+        except FloatingPointError: raise NotFiniteError(SENTENCES["explodes"]) from None
         losses = [figures[f"{name}_loss"] for name in sampler.objectives]
         kept = {f"val_{name}": figures[name] for name in names if name in figures}
         return dict(val_loss=sum(losses)) | kept
@@ -299,6 +309,7 @@ def callbacks_for(run: OpenedRun) -> list[Callback]:
     training = run.plan.training
     callbacks = [] if training.minutes is None else [Budget(training.minutes)]
     callbacks += rules_for(training)
+    callbacks.append(COSTS[run.plan.model.backend](run.train.n_tokens))
     if ask := at_checkpoints(run): callbacks.append(Measure(ask))
     callbacks += run.task.callbacks(run)
     if run.plan.output.tensorboard:
@@ -337,18 +348,53 @@ def train(
 ) -> tuple[nn.Module, float]:  # the seconds that all its training took
     "Train the model to its last step."
     training = training_config(run.plan)
-    sampler = run.task.lessons(run.plan, run.train, run.tokenizer)
     callbacks, start = callbacks_for(run), time.monotonic()
     if run.plan.model.backend == "numpy":
-        timed = [c for c in callbacks if isinstance(c, Budget | Choose | TensorBoard)]
-        model = train_by_hand(model.cpu(), sampler, training, run.folder, timed)
+        callbacks = [c for c in callbacks if not isinstance(c, Measure)]
+        model = train_by_hand(model.cpu(), run.lessons, training, run.folder, callbacks)
         return model, round(time.monotonic() - start, 3)
-    done = train_model(model, sampler, training, run.folder, callbacks=callbacks,
+    done = train_model(model, run.lessons, training, run.folder, callbacks=callbacks,
                        progress=is_shown(), resume=resume)
     if join_processes()[0]: return model, 0.0  # the first writes
     if run.plan.training.minutes is not None:  # as many steps as they have become
         keep_plan(replace(run, plan=with_values(run.plan, dict(steps=done.step))))
     return model, read_state(latest_checkpoint(run.folder))["seconds"]
+
+# %% ../../nbs/reference/runs/run.ipynb #66370861
+class FirstBatch:
+    "Examples whose every batch is the first."
+
+    def __init__(self, examples: Any): self.examples = examples
+
+    def __getattr__(self, name: str) -> Any: return getattr(self.examples, name)
+
+    def batch(self, step: int, n: int) -> dict: return self.examples.batch(0, n)
+
+
+class OneBatchRun(OpenedRun):
+    "A run that reads its first batch again and again."
+
+    @property
+    def lessons(self) -> FirstBatch: return FirstBatch(super().lessons)
+
+
+def overfit(
+    plan: Plan, steps: int = 300, enough: float = 0.1,  # of the first loss
+) -> dict:  # learned, first_loss, last_loss, steps, examples
+    "Can a model by this plan learn one batch by heart? Nothing is kept."
+    own = dict(steps=steps, batch_size=min(8, plan.training.batch_size), minutes=None,
+               gradient_accumulation_steps=1, dropout=0.0, curriculum="none",
+               average_steps=0, tensorboard=False, log_steps=max(1, steps // 10))
+    with TemporaryDirectory() as folder:
+        run, model = begin(with_values(plan, own | dict(out=f"{folder}/run")))
+        try: train(OneBatchRun(**vars(run)), model)
+        except KeyboardInterrupt: raise KeyboardInterrupt from None  # nothing is saved
+        except UserError as problem:  # it diverged
+            if not read_metrics(run.folder): raise  # in its first step
+            say(str(problem))
+        losses = [line["loss"] for line in read_metrics(run.folder)]
+    return dict(learned=losses[-1] < enough * losses[0], first_loss=losses[0],
+                last_loss=losses[-1], steps=steps, examples=own["batch_size"])
 
 # %% ../../nbs/reference/runs/run.ipynb #a1c5c538
 def go_on(

@@ -61,11 +61,11 @@ class T5Task(Task):
         "The sizes of a T5 of version 1.1; a fresh vocabulary begins with the specials."
         from minibert.data.spans import SENTINELS
         from minibert.t5 import T5Config
-        layers, D, heads = read_size(plan.model.size)
+        layers, D, heads, inner = read_size(plan.model.size)
         pad, end = (SPECIALS.index(name) for name in ("[PAD]", "[SEP]"))
         return T5Config(
             vocab_size + SENTINELS, d_model=D, d_kv=D // heads,
-            d_ff=8 * D // 3 // 8 * 8, num_layers=layers, num_heads=heads,
+            d_ff=inner or 8 * D // 3 // 8 * 8, num_layers=layers, num_heads=heads,
             feed_forward_proj="gated-gelu", tie_word_embeddings=False,
             pad_token_id=pad, eos_token_id=end, decoder_start_token_id=pad)
 
@@ -78,6 +78,11 @@ class T5Task(Task):
         "Gaps need pieces of their own."
         from minibert.data.spans import check_gaps
         check_gaps(model, tokenizer)
+
+    def watched(self, run: Any) -> dict:
+        "Held-out texts with their gaps."
+        batch = self.held_out(run.plan, run.val, run.tokenizer).batch(0, 16)
+        return {name: batch[name] for name in ("input_ids", "labels")}
 
     def known(self, run: Any) -> dict:
         "The text that it learns from, to count in."

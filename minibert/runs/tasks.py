@@ -108,8 +108,14 @@ class Task:
         return tuple(self.objectives)
 
     def callbacks(self, run: Any) -> list:
-        "Who looks on while it trains, beside those of every run."
-        return []
+        "Who looks on while it trains, beside those of every run: --watch's observer."
+        if not run.plan.output.watch: return []
+        from minibert.measure.observer import OBSERVERS
+        return [OBSERVERS[run.plan.model.backend](self.watched(run))]
+
+    def watched(self, run: Any) -> dict | None:  # None: no entropies
+        "A small batch on which the heads are looked at."
+        return None
 
     def known(self, run: Any) -> dict:  # for `with_baselines`
         "What guessers may know of the text; of stories, their grammar."
@@ -117,11 +123,12 @@ class Task:
         if run.plan.data.dataset != "stories": return {}
         return dict(stories=stories(run.val.n_documents, split="validation"))
 
-    def figures(self, model: Any, run: Any) -> dict:
+    def figures(self, model: Any, run: Any, batches: int = 50) -> dict:
         "The held-out figures beside their baselines, where known."
         from minibert.evaluation import evaluate
         examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate(model, examples.with_baselines(**self.known(run)))
+        known = examples.with_baselines(**self.known(run))
+        return evaluate(model, known, batches=batches)
 
     def rows(self, summary: dict) -> list[tuple]:
         "The figures as rows of words: this model, unigram, bigram, best."

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import nn
@@ -25,13 +26,14 @@ from ..core.errors import UserError
 from ..core.files import write_whole
 from ..core.precision import evaluating
 from ..core.progress import say, tell_stderr
+from ..perf.memory import peak_memory
 from .processes import any_process, join_processes
 from .recipe import TrainingConfig, schedule_at
 from ..training import Callback, Run
 
 # %% auto #0
-__all__ = ['UNDECIDED', 'is_logged', 'is_due', 'read_metrics', 'Log', 'Finite', 'Measure', 'clock_at', 'ShowProgress', 'Stop',
-           'Budget', 'TensorBoard']
+__all__ = ['UNDECIDED', 'COSTS', 'is_logged', 'is_due', 'read_metrics', 'Log', 'Finite', 'Measure', 'Cost', 'NumpyCost',
+           'clock_at', 'ShowProgress', 'Stop', 'Budget', 'TensorBoard']
 
 # %% ../../nbs/reference/train/callbacks.ipynb #ea0d9873
 UNDECIDED = 10**9  # steps of a run with a budget of time, until they are decided
@@ -117,6 +119,56 @@ class Measure(Callback):
         if not is_due(run.step, run.config): return
         with evaluating(run.model): run.figures |= self.measure(run.model)
 
+# %% ../../nbs/reference/train/callbacks.ipynb #ae0266ae
+class Cost(Callback):
+    "Tokens and epochs read so far, and the most memory: they join the lines."
+
+    def __init__(self, text: int):  # how many tokens the text has
+        self.text, self.tokens = text, 0
+
+    def count(self, batch: dict) -> None:
+        "Add a batch's tokens; a batch without a mask has no padding."
+        real = batch.get("attention_mask")
+        ids = batch["input_ids"]
+        self.tokens += math.prod(ids.shape) if real is None else int(real.sum())
+
+    def figures(self, device: Any = "cpu") -> dict[str, float]:
+        "What joins a line; the peak where it is known."
+        found = dict(tokens=self.tokens, epochs=self.tokens / self.text)
+        peak = peak_memory(device)
+        return found | ({} if math.isnan(peak) else dict(peak_mib=peak))
+
+    def after_step(self, run: Run) -> None:
+        "Count, and tell where the step has a line."
+        self.count(run.batch)
+        if is_logged(run.step, run.config):
+            run.figures |= self.figures(next(run.model.parameters()).device)
+
+    def state(self) -> dict: return dict(tokens=self.tokens)
+
+    def load(self, run: Run, state: dict) -> None:
+        "Count on from a checkpoint."
+        self.tokens = state.get("tokens", 0)
+
+
+class NumpyCost(Cost):
+    "The same in chapter 16's loop."
+
+    def begin(self, run) -> None:
+        "Stand around the update."
+        update = run.update
+
+        def counted(params, config, moments, batch, *rest):
+            line = update(params, config, moments, batch, *rest)
+            self.count(batch)
+            return line | self.figures()
+        run.update = counted
+
+    def after_step(self, run) -> None: "Everything is in the line already."
+
+
+COSTS = dict(torch=Cost, numpy=NumpyCost)  # by --backend
+
 # %% ../../nbs/reference/train/callbacks.ipynb #196e9e3b
 def clock_at(seconds: float, now: datetime | None = None) -> str:
     "The time of day in so many seconds, with the weekday where it isn't today."
@@ -146,14 +198,17 @@ class ShowProgress(Callback):
         left = (run.config.steps - run.step) / rate
         deadline = getattr(run, "deadline", math.inf)  # a `Budget` sets it
         left = min(left, deadline - time.monotonic())
+        read = run.history[-1].get("epochs")  # a `Cost` counts them
+        read = "" if read is None else f", {read:.2f} epochs"
         names = {f"{name}_loss": name for name in (*run.losses, "val")}
         losses = ", ".join(f"{names[name]} {value:.3f}"
                          for name, value in run.history[-1].items() if name in names)
         until = f", done at {clock_at(left)}" if 0 < left < 30 * 86_400 else ""
-        self.bar.set_postfix_str(f"{losses}{until}")
+        self.bar.set_postfix_str(f"{losses}{read}{until}")
         if self.bar.disable:
             of = f" of {run.config.steps:,}" if decided else ""
-            tell_stderr(f"step {run.step:,}{of}: {losses}; {rate:.3g} steps/s{until}")
+            told = f"step {run.step:,}{of}: {losses}{read}; {rate:.3g} steps/s{until}"
+            tell_stderr(told)
 
     def end(self, run: Run) -> None:
         "Leave the bar as it is."

@@ -8,7 +8,7 @@ import torch
 
 import minibert.runs.experiment as experiment
 import minibert.train.trainer as trainer
-from command import as_json, bits_of, call, refused
+from command import as_json, asked_again, bits_of, call, refused
 from minibert.config import BertConfig
 from minibert.core.seeds import seeded
 from minibert.data.corpus import Corpus
@@ -233,12 +233,12 @@ def test_a_run_with_all_of_them_is_resumed_bit_for_bit_and_asked(tmp_path, words
         for name in ("model.safetensors", "summary.json"): (again / name).unlink()
         call("pretrain", "--resume", again)
         one, other = bits_of(whole, again)
-        assert one == other and (whole / "metrics.jsonl").read_text() == (again / "metrics.jsonl").read_text()
+        assert one == other and len({*bits_of(whole, again, name="metrics.jsonl")}) == 1
         shutil.rmtree(again)
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert all(line["loss"] == pytest.approx(line["mlm_loss"] + line["sop_loss"]) for line in lines)
     asked = as_json("evaluate", whole)
-    assert asked == {n: v for n, v in json.loads((whole / "summary.json").read_text()).items() if n != "train_seconds"}
+    assert asked == asked_again(json.loads((whole / "summary.json").read_text()))
     assert 0 <= asked["sop_accuracy"] <= 1 and not [name for name in asked if name.startswith("nsp")]
     assert call("fill-mask", whole, "anna lost her [MASK] .")[0].count("%") == 5
     assert "nsp" in refused("next-sentence", whole, "a", "b")

@@ -43,6 +43,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "hub.cards": "cards",
     "hub.export": "export",
     "hub.files": "weights training",
+    "measure.health": "health",
     "perf.memory": "config",
     "hub.families": "models weights finetuning",
     "parity": "parity defaults",

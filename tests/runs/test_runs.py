@@ -42,7 +42,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(whole, tmp_path):
     for name in ("model.safetensors", "vocab.txt"):
         one, other = bits_of(whole, folder, name=name)
         assert one == other
-    lines = [(path / "metrics.jsonl").read_text().splitlines() for path in (whole, folder)]
+    lines = [bits.splitlines() for bits in bits_of(whole, folder, name="metrics.jsonl")]
     assert lines[0] == lines[1] and len(lines[0]) == 120
     assert listed(tmp_path)["state"] == "finished"
 
@@ -102,10 +102,10 @@ def test_a_run_goes_on_only_with_its_own_text(copy):
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_again(run, copy):
     for name in ("model.safetensors", "summary.json"): (copy / name).unlink()
     for path in (copy / "checkpoints").iterdir(): shutil.rmtree(path)
-    whole = (copy / "metrics.jsonl").read_text()
-    (copy / "metrics.jsonl").write_text(whole[:-9])
+    whole = bits_of(copy, name="metrics.jsonl")
+    (copy / "metrics.jsonl").write_text((copy / "metrics.jsonl").read_text()[:-9])
     call("pretrain", "--resume", copy)
-    assert len({*bits_of(run, copy)}) == 1 and (copy / "metrics.jsonl").read_text() == whole
+    assert len({*bits_of(run, copy)}) == 1 and bits_of(copy, name="metrics.jsonl") == whole
 
 
 @pytest.mark.slow

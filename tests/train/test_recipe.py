@@ -8,7 +8,7 @@ import pytest
 from minibert.core.errors import UserError
 from minibert.runs.bert import BertPlan
 from minibert.runs.plan import ModelOptions, as_values, as_yaml, of_another_version, read_size, read_values, with_values
-from minibert.runs.tasks import read_plan
+from minibert.runs.tasks import read_plan, task_of
 from minibert.train.recipe import TrainingConfig, schedule_at
 
 
@@ -60,11 +60,28 @@ def test_a_plan_survives_its_file_and_another_version(tmp_path):
     with pytest.warns(UserWarning, match="colour"): assert of_another_version(BertPlan(), values | dict(colour=1, format=2), path) == plan
 
 
-@pytest.mark.parametrize("size,sizes", [("tiny", (2, 128, 2)), ("3x192x3", (3, 192, 3)), ("1x64x1", (1, 64, 1))])
-def test_a_size_has_a_name_or_three_numbers(size, sizes):
+@pytest.mark.parametrize("size,sizes", [("tiny", (2, 128, 2, None)), ("3x192x3", (3, 192, 3, None)), ("1x64x1x37", (1, 64, 1, 37))])
+def test_a_size_has_a_name_or_its_numbers(size, sizes):
     assert read_size(size) == sizes and ModelOptions(size=size).size == size
 
 
-@pytest.mark.parametrize("size", ["huge", "3x192", "3x192x5", "0x64x2", "3x192x3x1", "axbxc"])
+@pytest.mark.parametrize("values,size", [
+    (dict(num_hidden_layers=3, hidden_size=192, num_attention_heads=3, intermediate_size=512), "3x192x3x512"),
+    (dict(n_layer=2, n_embd=64, n_head=4, n_inner=None), "2x64x4"), (dict(num_layers=2, d_model=64, num_heads=4, d_ff=96), "2x64x4x96")])
+def test_a_size_may_be_a_config_and_is_kept_as_numbers(values, size, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "options.yaml").write_text(f"size: {tmp_path / 'config.json'}")
+    assert with_values(BertPlan(), read_values(tmp_path / "options.yaml")).model.size == size
+
+
+@pytest.mark.parametrize("model,field", [
+    ("bert", "intermediate_size"), ("gpt", "n_inner"), ("t5", "d_ff"), ("roberta", "intermediate_size"), ("modernbert", "intermediate_size"),
+    ("variant", "intermediate_size")])
+def test_every_kind_has_the_inner_width_that_is_asked_for(model, field):
+    task = task_of(model)
+    assert getattr(task.config(with_values(task.plan(), dict(size="1x24x2x37")), 101), field) == 37
+
+
+@pytest.mark.parametrize("size", ["huge", "3x192", "3x192x5", "0x64x2", "3x192x3x0", "axbxc"])
 def test_another_size_gets_its_sentence(size):
     with pytest.raises(UserError, match=f"{size}.*3x192x3"): ModelOptions(size=size)
