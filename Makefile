@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-com
 TORCH ?= https://download.pytorch.org/whl/cpu
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow lab projector wheelhouse notebooks prepare readme lint clean
+.PHONY: help demo test test-slow lab student projector wheelhouse notebooks prepare readme lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ lint: $(VENV)/.installed-test  ## the linter alone
 
 lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 	cd nbs && ../$(BIN)/jupyter lab
+
+student: $(VENV)/.installed-dev  ## a learner's folder, with holes to fill: make student DIR=../my-bert
+	$(BIN)/minibert course new "$(or $(DIR),student)"
 
 projector: $(VENV)/.installed-dev  ## JupyterLab for a projector: large letters, each section a step
 	mkdir -p $(VENV)/projector && cp -r tools/projector/. $(VENV)/projector
