@@ -33,9 +33,10 @@ c.Spawner.environment = {
 
 
 def copy_course(spawner):
-    "The chapters, once: what a learner has changed stays."
+    "The chapters, once, without answers and the teacher's pages: what a learner has changed stays."
     folder = HOMES / spawner.user.name / "nbs"
-    if not folder.exists(): shutil.copytree(COURSE / "nbs", folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+    kept_back = shutil.ignore_patterns(".ipynb_checkpoints", "answers", "[0-9][0-9]*_*.md")
+    if not folder.exists(): shutil.copytree(COURSE / "nbs", folder, ignore=kept_back)
 
 
 c.Spawner.pre_spawn_hook = copy_course
