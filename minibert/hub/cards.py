@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from .. import __version__
+from .._modidx import d as _nbdev
 from ..core.files import write_whole
 
 # %% auto #0
@@ -52,9 +53,6 @@ print(predict(".", [{!r}]))
 """.strip())
 
 
-_HOME = "https://github.com/minibert/minibert"
-
-
 def write_card(
     folder: str | Path,
     title: str,
@@ -69,7 +67,7 @@ def write_card(
     import yaml
 
     front, python = dict(library_name="minibert") | front, _PYTHON[hint.split()[0]]
-    made = f"It was made with [minibert]({_HOME}) {__version__}."
+    made = f"It was made with [minibert]({_nbdev['settings']['git_url']}) {__version__}."
     parts = ["---\n" + yaml.safe_dump(front, sort_keys=False) + "---", f"# {title}",
              *about, made, "## How good it is", markdown_table(rows),
              "## How to use it", "In this folder, in a shell or in Python:",
