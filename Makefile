@@ -68,7 +68,7 @@ lab: $(VENV)/.installed-dev  ## JupyterLab on the course
 notebooks: $(VENV)/.installed-slow $(VENV)/.installed-dev  ## execute every notebook in a fresh kernel, keep the outputs, clean and export
 	cd nbs && for nb in *.ipynb proofs/*.ipynb reference/*/*.ipynb answers/*.ipynb; do \
 	  [ -e $$nb ] || continue; \
-	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.coalesce_streams=True $$nb || exit 1; done
+	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
 	$(MAKE) prepare
 
 prepare: $(VENV)/.installed-test  ## before a commit: stamp, clean, export, README.md, lint

@@ -26,15 +26,12 @@ if not find_spec("minibert.checks"):
 ASKS = re.compile(r"[Bb]efore you (look|run|go on|read on)|\bGuess\b|guess:|Make a guess|do you (expect|think)")
 
 
-def lines(text: str) -> list[str]: return text.splitlines(keepends=True)
-
-
 def install(cells: list[dict], settings) -> None:
-    "Put the guard, which ends with the first blank line, into the first cell of code."
+    "Begin the first cell of code with the guard."
     cell = next(cell for cell in cells if cell["cell_type"] == "code")
-    rest = "".join(cell["source"]).partition("\n\n")[2]
+    rest = re.sub(r"from importlib.util import find_spec\n(if .*\n( .*\n)+)+", "", "".join(cell["source"])).lstrip("\n")
     guard = GUARD.format(name=settings["lib_name"], url=settings["git_url"], branch=settings["branch"])
-    cell["source"] = lines(f"{guard}\n{rest}")
+    cell["source"] = f"{guard}\n{rest}".splitlines(keepends=True)
 
 
 def collapse(cells: list[dict]) -> None:
