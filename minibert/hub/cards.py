@@ -67,7 +67,8 @@ def write_card(
     import yaml
 
     front, python = dict(library_name="minibert") | front, _PYTHON[hint.split()[0]]
-    made = f"It was made with [minibert]({_nbdev['settings']['git_url']}) {__version__}."
+    home = _nbdev["settings"]["git_url"]
+    made = f"It was made with [minibert]({home}) {__version__}."
     parts = ["---\n" + yaml.safe_dump(front, sort_keys=False) + "---", f"# {title}",
              *about, made, "## How good it is", markdown_table(rows),
              "## How to use it", "In this folder, in a shell or in Python:",
