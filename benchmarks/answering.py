@@ -3,8 +3,8 @@
     python benchmarks/answering.py --out minibert/measured/answering.json
 
 A reader learns from the questions about 800 stories of the training split and answers 600 about the test split's, with
-three seeds. Each run is added to --out when it is done, and what is there is not done again. `f1` and `exact` hold one
-byte a question, its score in percent; an interval is of the mean over the seeds, for another draw of stories. `cpu_seconds` are
+three seeds, at the learning rate of four whose validation loss was lowest on a fourth seed. Each run is added to --out
+when it is done, and what is there is not done again. `f1` and `exact` hold one byte a question, its score in percent; an interval is of the mean over the seeds, for another draw of stories. `cpu_seconds` are
 those of one thread, from reading the questions to the last figure. `best_in_windows` is the best possible reader who sees one
 window at a time; `about another` are questions about a name or a thing that the story hasn't.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,9 @@ from minibert.tuning.finetune import run_finetuning
 from minibert.tuning.predict import predict
 from minibert.weights import save_pretrained
 
-RECIPE = dict(epochs=2, learning_rate=1e-3, dropout=0.0)
-STORIES, ASKED, SEEDS = 800, 600, (0, 1, 2)
+RECIPE = dict(epochs=2, dropout=0.0)
+RATES = 5e-4, 1e-3, 2e-3, 4e-3
+STORIES, ASKED, SEEDS, CHOOSES = 800, 600, (0, 1, 2), 3
 KINDS = "answer", "not told", "about another"
 
 
@@ -60,13 +62,13 @@ def fresh(folder: Path, seed: int) -> str:
     return str(folder)
 
 
-def reader(kind: str, seed: int, test: Questions) -> dict:
+def reader(kind: str, rate: float, seed: int, test: Questions) -> dict:
     "One run: its scores, and what it costs."
     with tempfile.TemporaryDirectory() as place:
         work, start = Path(place), time.process_time()
         run = str(COURSE) if kind == "course" else fresh(work / "fresh", seed)
         asked = write(work / "train.jsonl", story_questions(stories(STORIES)))
-        options = FinetuneConfig(run, asked, str(work / "reader"), task="answer", test=write(work / "test.jsonl", test), seed=seed, precision="float32", **RECIPE)
+        options = FinetuneConfig(run, asked, str(work / "reader"), task="answer", test=write(work / "test.jsonl", test), seed=seed, learning_rate=rate, precision="float32", **RECIPE)
         figures = run_finetuning(options, progress=False)
         seconds, pairs = time.process_time() - start, [*test.texts]
         lines = [json.loads(line) for line in (work / "reader/metrics.jsonl").read_text().splitlines()]
@@ -93,14 +95,14 @@ def summary(rows: list[np.ndarray], test: Questions, kinds: np.ndarray) -> dict:
                 of_seeds=[float(row.mean()) for row in rows], kinds={kind: float(mean[kinds == kind].mean()) for kind in KINDS})
 
 
-def figures(runs: dict, test: Questions, kinds: np.ndarray) -> dict:
+def figures(runs: dict, rates: dict, test: Questions, kinds: np.ndarray) -> dict:
     "Exact match and F1 of every reader."
     plain = {"best_possible": [best_answer(*pair) for pair in test.texts], "best_in_windows": best_in_windows(test),
              "best_sentence": [best_sentence(*pair) for pair in test.texts], "no_answer": [""] * len(test)}
     scores = {reader: score_answers(answers, test)[:, None] for reader, answers in plain.items()}
     for kind in ("course", "fresh"):
-        known = [run for name, run in runs.items() if name.startswith(kind)]
-        if known: scores[kind] = [[unpacked(run[key]) for run in known] for key in ("exact", "f1")]
+        known = [runs[f"{kind}/{rates[kind]:g}/{seed}"] for seed in SEEDS]
+        scores[kind] = [[unpacked(run[key]) for run in known] for key in ("exact", "f1")]
     return {reader: {key: summary([*rows], test, kinds) for key, rows in zip(("exact", "f1"), both)} for reader, both in scores.items()}
 
 
@@ -114,13 +116,19 @@ def main() -> None:
     kinds = np.array(["answer" if own else "about another" if last[text] == k else "not told" for k, ((_, text), own) in enumerate(zip(told.texts, told.labels))])[:ASKED]
     test = told.take(range(ASKED))
     result = json.loads(path.read_text()) if path.exists() else {"runs": {}}
-    result |= dict(recipe=RECIPE, stories=STORIES, asked=len(test), kinds={kind: int((kinds == kind).sum()) for kind in KINDS})
-    for kind, seed in [(kind, seed) for seed in SEEDS for kind in ("course", "fresh")]:
-        if f"{kind}/{seed}" in result["runs"]: continue
-        result["runs"][f"{kind}/{seed}"] = run = reader(kind, seed, test)
-        write_whole(path, json.dumps(result, indent=1) + "\n")
-        print(f"{kind}/{seed}", run["cpu_seconds"], flush=True)
-    result["figures"] = figures(result["runs"], test, kinds)
+    result |= dict(recipe=RECIPE | dict(rates=RATES), stories=STORIES, asked=len(test), kinds={kind: int((kinds == kind).sum()) for kind in KINDS})
+
+    def run(kind: str, rate: float, seed: int) -> dict:
+        "A run, made once."
+        if (name := f"{kind}/{rate:g}/{seed}") not in result["runs"]:
+            result["runs"][name] = reader(kind, rate, seed, test)
+            write_whole(path, json.dumps(result, indent=1) + "\n")
+            print(name, result["runs"][name]["cpu_seconds"], flush=True)
+        return result["runs"][name]
+
+    result["rate"] = {kind: min(RATES, key=lambda rate: run(kind, rate, CHOOSES)["val"][-1][1]) for kind in ("course", "fresh")}
+    for seed, (kind, rate) in product(SEEDS, result["rate"].items()): run(kind, rate, seed)
+    result["figures"] = figures(result["runs"], result["rate"], test, kinds)
     write_whole(path, json.dumps(result, indent=1) + "\n")
     for name, own in result["figures"].items(): print(f"{name:16}", *(f"{key} {found['mean']:.4f}" for key, found in own.items()), own["exact"]["kinds"])
 

@@ -581,7 +581,7 @@ def test_sst2(shared_data):
 
 def test_dropout_is_set_everywhere(tokenizer):
     bert = BertModel(sizes(tokenizer), seeded(1)).train()
-    set_dropout_(bert, 0.5, "hidden_dropout_prob", "attention_probs_dropout_prob")
+    set_dropout_(bert, 0.5)
     ids = torch.randint(5, 90, (2, 9), generator=seeded(4))
     with torch.random.fork_rng():
         a, b = (bert(ids).hidden_states for _ in range(2))

@@ -14,7 +14,7 @@ from nbconvert import MarkdownExporter
 ROOMS = {  # in the order in which a reader meets them
     "core": "What every module may ask for", "text": "Text to pieces", "data": "Examples to learn from", "nn": "Parts of models",
     "hub": "Checkpoints", "train": "Training", "measure": "Measuring", "runs": "A run and its folder", "tuning": "The tasks of fine-tuning", "cli": "The command",
-    "show": "Pictures", "perf": "Speed and memory", "numpy_bert": "BERT in NumPy", "checks": "Exercises",
+    "show": "Pictures", "perf": "Speed and memory", "numpy_bert": "BERT in NumPy", "checks": "Exercises", "course": "The course as a folder to work in",
 }
 
 

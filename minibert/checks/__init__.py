@@ -28,17 +28,18 @@ __all__ = ['progress_file', 'keep', 'read_progress', 'chapters', 'exercises', 'f
 
 # %% ../../nbs/reference/checks/checks.ipynb #48878d09
 def progress_file() -> Path:
-    "MINIBERT_PROGRESS, or progress.jsonl in the checkout that this folder is in."
+    "MINIBERT_PROGRESS, or progress.jsonl in the course that this folder is in."
     if given := os.environ.get("MINIBERT_PROGRESS"): return Path(given)
     here = Path.cwd()
     checkouts = (folder for folder in (here, *here.parents)
-                 if (folder / "nbs/00_one_page.ipynb").exists())
+                 if (folder / "settings.ini").exists())
     return next(checkouts, here) / "progress.jsonl"
 
 
 def keep(event: dict) -> str:  # a sentence if it could not be kept
-    "Add a line to the progress."
-    path = progress_file()
+    "Add a line to the progress, with the learner's MINIBERT_NAME if there is one."
+    path, name = progress_file(), os.environ.get("MINIBERT_NAME")
+    if name: event = event | dict(name=name)
     line = json.dumps(event | dict(time=round(time.time(), 1))) + "\n"
     try:
         with FileLock(f"{path}.lock", timeout=5), open(path, "ab+") as file:
@@ -53,9 +54,10 @@ def keep(event: dict) -> str:  # a sentence if it could not be kept
     return ""
 
 
-def read_progress(id: str | None = None) -> list[dict]:
+def read_progress(id: str | None = None, path: Path | None = None) -> list[dict]:
     "The events of an exercise, or of all, since each was last reset."
-    try: lines = progress_file().read_text(encoding="utf8", errors="replace").splitlines()
+    path = path or progress_file()
+    try: lines = path.read_text(encoding="utf8", errors="replace").splitlines()
     except OSError: return []
     events = []
     for line in lines:

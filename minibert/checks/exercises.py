@@ -78,6 +78,15 @@ class Exercise:
         return [[made(form) for form in (wrong.change or wrong.answer, *wrong.also)]
                 for wrong in self.wrong]
 
+    def known(self) -> tuple:
+        "What the reference and each mistake give: outcomes, or values."
+        if self.is_value:
+            truth = self.reference
+            return (truth() if callable(truth) else truth), self.mistakes()
+        if self.probes is None: return [], []
+        return outcomes(self, self.reference, 60), [
+            [outcomes(self, form, 60) for form in forms] for forms in self.mistakes()]
+
     def judge(self, answer: Any, say: Callable[..., Told]) -> Told:
         "The verdict on an answer that is no stub, made by `say`."
         return (_judge_value if self.is_value else _judge_function)(self, answer, say)
@@ -333,13 +342,7 @@ def same(ran: list[Ran], *others: list[Ran], within: float = 1e-9) -> bool:
 @cache
 def _known(exercise: Exercise) -> tuple:
     "The reference's outcomes and those of each mistake; or their values."
-    with _world_kept():
-        if exercise.is_value:
-            truth = exercise.reference
-            return (truth() if callable(truth) else truth), exercise.mistakes()
-        if exercise.probes is None: return [], []
-        return outcomes(exercise, exercise.reference, 60), [
-            [outcomes(exercise, form, 60) for form in forms] for forms in exercise.mistakes()]
+    with _world_kept(): return exercise.known()
 
 
 def _named(exercise: Exercise, ran: list[Ran]) -> int | None:

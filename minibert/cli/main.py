@@ -15,14 +15,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from .options import (
-    Answer, Bench, Classify, Compare, Embed, Evaluate, ExperimentCall, Export, FillMask,
+    Answer, Bench, Classify, Compare, CourseAdopt, CourseExport, CourseNew,
+    CourseReport, CourseUpdate, Embed, Evaluate, ExperimentCall, Export, FillMask,
     Finetune, Generate, Inspect, NextSentence, Parity, Predict, Probe, Runs, parse)
 from ..core.errors import UserError, explain
-from ..core.files import read_json
+from ..core.files import check_free, read_json
 from ..core.progress import is_first, is_shown, print_table, say, shown
 from ..runs.plan import (
     FinetuneConfig, as_yaml, check_resumed, parts_of, read_finetuning)
@@ -32,7 +34,8 @@ from ..runs.tasks import find_task, task_of
 __all__ = ['FUNCTIONS', 'print_found', 'say_learned', 'run_pretrain', 'run_finetune', 'own_options', 'run_evaluate', 'run_parity',
            'run_bench', 'run_probe', 'run_runs', 'run_compare', 'run_experiment', 'run_fill_mask', 'run_next_sentence',
            'run_generate', 'run_classify', 'run_answer', 'run_predict', 'run_embed', 'run_export', 'run_inspect',
-           'check_text', 'plain_warnings', 'main']
+           'run_new', 'run_adopt', 'run_update', 'run_course_export', 'run_report', 'check_text', 'plain_warnings',
+           'main']
 
 # %% ../../nbs/reference/cli/main.ipynb #95293e22
 def print_found(options: Any, found: dict, *words: str | list) -> None:
@@ -120,6 +123,7 @@ def own_options(options: Finetune) -> dict:
 def run_evaluate(options: Evaluate) -> None:
     "Measure a run or a checkpoint: a table, or JSON."
     say(f"Opening {options.run} ...")
+    if options.all: return _evaluate_all(options)
     from minibert.runs.report import figure_rows, meaning, measure, with_text
     from minibert.runs.run import open_run
     from minibert.weights import load_pretrained
@@ -129,9 +133,18 @@ def run_evaluate(options: Evaluate) -> None:
         run = with_text(options.run, model, options.dataset, options.name,
                         options.text_column)
     say("Measuring on held-out text ...")
-    summary = measure(model, run)
+    summary = measure(model, run, options.limit)
     print_found(options, summary, figure_rows(run.task, summary),
                 *meaning(run.task, summary).split("\n"))
+
+
+def _evaluate_all(options: Evaluate) -> None:
+    "Measure all that can be, and say where the report is."
+    from minibert.measure.everything import evaluate_all
+    found, tables = evaluate_all(options.run, options.quick)
+    lines = [part for rows in tables.values() for part in (rows, "")]
+    print_found(options, found, *lines, f"The page is {found['page']}, and the tables "
+                f"stand in {found['card']}, too.")
 
 
 def run_parity(options: Parity) -> int:  # 0 where they agree, 1 where they do not
@@ -158,11 +171,12 @@ def run_bench(options: Bench) -> None:
 
 
 def run_probe(options: Probe) -> None:
-    "Print how well each layer tells the parts of speech."
+    "Print how well each layer tells the parts of speech, or your own labels."
     say(f"Probing {options.run} ...")
     from minibert.measure import probe_runs
     result = probe_runs.probe_checkpoint(options.run, options.dataset, options.out,
-                                  options.seeds, both=options.last_piece)
+                                  options.seeds, both=options.last_piece,
+                                  limit=options.limit)
     print_found(options, result, *probe_runs.probe_tables(result).split("\n"))
 
 
@@ -256,14 +270,13 @@ def run_generate(options: Generate) -> None:
 
 def run_classify(options: Classify) -> None:
     "Print the labels with their shares, likeliest first."
-    from minibert.tokenizer import WordPieceTokenizer
     from minibert.tuning.classify import TASK, check_pair, classify
     from minibert.tuning.tasks import load_tuned
     task, model = load_tuned(options.run)
     if task is not TASK:
         raise UserError(f"{options.run} is a {task.result}, which gives no labels to "
                         f"texts: ask it by minibert predict {options.run} FILE.")
-    tokenizer = WordPieceTokenizer.from_pretrained(options.run)
+    tokenizer = task.tokenizer(options.run)
     check_pair(options.run, options.pair)
     text = options.text if options.pair is None else (options.text, options.pair)
     shares = classify(model, tokenizer, text)[0]
@@ -320,13 +333,72 @@ def run_inspect(options: Inspect) -> None:
     page = inspect(options.run, options.text, options.out, options.pair)
     print_found(options, dict(page=str(page)), f"Open {page} in a browser.")
 
+# %% ../../nbs/reference/cli/main.ipynb #c0a15e01
+def run_new(options: CourseNew) -> None:
+    "Make a learner's folder, and say how to begin."
+    say(f"Making {options.folder} ...")
+    from minibert.course.edition import new_edition
+    folder = Path(options.folder)
+    if folder.exists():
+        raise UserError(f"{folder} exists: give a new folder, or bring it up to date "
+                        f"by minibert course update {folder}.")
+    new_edition(folder, options.edition, options.use, options.chapters, options.name)
+    print_found(options, dict(folder=str(folder)),
+                f"{folder} is ready: cd {folder} && jupyter lab. Its README says more.")
+
+
+def run_adopt(options: CourseAdopt) -> int:  # 0 where the chapter is adopted
+    "Adopt a chapter, or say which exercise is open."
+    if not options.ours: say(f"Running chapter {options.chapter} ...")
+    from minibert.course.adopt import adopt
+    found = adopt(Path(options.folder), options.chapter, options.ours, options.force)
+    whose = "ours again" if options.ours else "yours"
+    if found["adopted"]:
+        print_found(options, found, f"Chapter {options.chapter} is {whose}.")
+        return 0
+    rows = [["open", "why"], *([name, why] for name, why in found["open"].items())]
+    said = rows if found["open"] else f"A cell raised {found['errors'][0]}"
+    print_found(options, found, said, f"Chapter {options.chapter} stays as it was.")
+    return 1
+
+
+def run_update(options: CourseUpdate) -> None:
+    "Merge this release into a learner's folder, and say what changed."
+    say(f"Bringing {options.folder} up to date ...")
+    from minibert.course.edition import update_edition
+    merged = update_edition(Path(options.folder))
+    rows = [["chapter", "new cells", "your cells, kept"],
+            *([name, str(new), str(kept)] for name, (new, kept) in merged.items())]
+    print_found(options, dict(merged=merged), rows)
+
+
+def run_course_export(options: CourseExport) -> None:
+    "Write assignments, and say how nbgrader takes them."
+    from minibert.course.grader import export_nbgrader
+    names = export_nbgrader(check_free(options.folder), options.chapters)
+    print_found(options, dict(folder=options.folder, assignments=names),
+                f"Assignments: {len(names)}. cd {options.folder} && nbgrader "
+                f"generate_assignment {names[0]} makes the students' copy.")
+
+
+def run_report(options: CourseReport) -> None:
+    "Print what a class gets wrong, and draw it."
+    from minibert.course.report import (
+        class_rows, draw_class, misconceptions, read_class, ways)
+    found = ways(read_class(options.folders))
+    draw_class(found, Path(options.out))
+    print_found(options, dict(exercises=found), class_rows(found), "",
+                *misconceptions(found), "", f"The picture is {options.out}.")
+
 # %% ../../nbs/reference/cli/main.ipynb #9d25845b
 FUNCTIONS = {
     Evaluate: run_evaluate, FillMask: run_fill_mask, NextSentence: run_next_sentence,
     Generate: run_generate, Parity: run_parity, Finetune: run_finetune,
     Classify: run_classify, Answer: run_answer, Predict: run_predict, Embed: run_embed,
     Export: run_export, Inspect: run_inspect, Probe: run_probe, Bench: run_bench,
-    Runs: run_runs, Compare: run_compare, ExperimentCall: run_experiment}
+    Runs: run_runs, Compare: run_compare, ExperimentCall: run_experiment,
+    CourseNew: run_new, CourseAdopt: run_adopt, CourseUpdate: run_update,
+    CourseExport: run_course_export, CourseReport: run_report}
 
 
 def check_text(options: Any) -> None:

@@ -21,9 +21,10 @@ from ..runs.plan import (
 from ..runs.tasks import Task, read_plan, task_of
 
 # %% auto #0
-__all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call', 'pretrain_class',
-           'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify', 'Answer', 'Predict',
-           'Embed', 'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall', 'look_for',
+__all__ = ['Switch', 'RunName', 'FileName', 'Text', 'COURSE_COMMANDS', 'COMMANDS', 'NOT_KEPT', 'DESCRIPTION', 'Output', 'Call',
+           'pretrain_class', 'Evaluate', 'FillMask', 'NextSentence', 'Generate', 'Parity', 'Finetune', 'Classify',
+           'Answer', 'Predict', 'Embed', 'Export', 'Inspect', 'Probe', 'Bench', 'Runs', 'Compare', 'ExperimentCall',
+           'CourseNew', 'CourseAdopt', 'CourseUpdate', 'CourseExport', 'CourseReport', 'union_of', 'look_for',
            'pretrain_default', 'finetune_default', 'parse']
 
 # %% ../../nbs/reference/cli/options.ipynb #8e06f1b2
@@ -69,6 +70,16 @@ class Evaluate(Output):
     dataset: Name | None = None  # another text's validation split, or a twentieth
     name: Name | None = None  # the data set's configuration, as wikitext-2-raw-v1
     text_column: Name = "text"  # the data set's column that holds the text
+    limit: Count | None = None  # sentences that are asked about, whole documents
+    all: Switch = False  # heads, a probe, a fine-tuning, too: card and page in the run
+    quick: Switch = False  # with --all: less of each, in a minute
+
+    def __post_init__(self):
+        if self.quick and not self.all:
+            raise UserError("--quick is for --all: give both, or --limit alone.")
+        if self.all and (self.dataset or self.limit):
+            raise UserError("--all measures a run on its own text: leave out --dataset "
+                            "and --limit.")
 
 
 @checked
@@ -114,7 +125,7 @@ class Parity(Output):
 
 @checked
 class Finetune(Output, FinetuneConfig):
-    "Teach a pre-trained BERT or T5 a task, from any table with texts and answers."
+    "Teach a pre-trained BERT, GPT or T5 a task, from any table of texts and answers."
 
     run: Annotated[  # a run's folder, or a model's name on the hub
         Name | None, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = None
@@ -132,7 +143,7 @@ class Finetune(Output, FinetuneConfig):
 
 @checked
 class Classify(Output):
-    "Say which label a fine-tuned BERT gives a text."
+    "Say which label a fine-tuned model gives a text."
 
     run: RunName  # a folder that finetune made, or a model's name
     text: Text  # the text
@@ -197,11 +208,13 @@ class Inspect(Output):
 
 @checked
 class Probe(Output):
-    "Ask a model's layers for parts of speech, beside the controls."
+    "Ask a model's layers for parts of speech, or your own labels, beside controls."
 
     run: RunName  # a run's folder, or a model's name on the hub
-    dataset: Name | None = None  # a folder of CoNLL-U files; None: the stories
+    dataset: Name | None = None  # a folder of CoNLL-U files, or a table with the
+    # columns sentence, word and label, which is split by word; None: the stories
     out: Name | None = None  # a new folder for the figures as JSON, and two pictures
+    limit: Count | None = None  # sentences that are read of each part
     seeds: Count = 5  # probes of each kind
     last_piece: bool = False  # read each word's last piece beside its first
 
@@ -248,6 +261,66 @@ class ExperimentCall(Output):
     out: Name | None = None  # for all runs (default: in runs/, by the plan's name)
 
 
+@checked
+class CourseNew(Output):
+    "Make a learner's folder: chapters with holes, and a package that they fill."
+
+    folder: Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]  # new
+    edition: Literal["read", "build", "recall"] = "build"  # as is; holes; no prose
+    use: Literal["ours", "mine"] = "ours"  # what the package begins with; mine: holes
+    chapters: Name = "00-11"  # or one, as 04
+    name: str = ""  # the learner's, for course report
+
+
+@checked
+class CourseAdopt(Output):
+    "Put a learner's chapter in place of ours, once its checks pass."
+
+    chapter: Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="CHAPTER")]
+    folder: Name = "."  # the learner's
+    ours: Switch = False  # put our module back
+    force: Switch = False  # don't ask the checks
+
+
+@checked
+class CourseUpdate(Output):
+    "Merge this release into a learner's folder; edited cells stay as they are."
+
+    folder: Annotated[  # the learner's
+        Name, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = "."
+
+
+@checked
+class CourseExport(Output):
+    "Write the chapters as assignments for nbgrader."
+
+    folder: Annotated[Name, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]  # new
+    to: Literal["nbgrader"] = "nbgrader"  # the format
+    chapters: Name = "00-11"  # or one, as 04
+
+
+@checked
+class CourseReport(Output):
+    "What a class gets wrong: a table, and a picture."
+
+    folders: Annotated[  # of learners, or their progress files
+        tuple[Name, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    out: Name = "class.png"  # the picture
+
+
+COURSE_COMMANDS = {
+    "new": CourseNew, "adopt": CourseAdopt, "update": CourseUpdate,
+    "export": CourseExport, "report": CourseReport}
+
+
+def union_of(commands: dict[str, Any]) -> Any:  # a type
+    "One type for tyro, with a subcommand for each."
+    said = {"course": "The course as a folder to work in, for a learner or a class."}
+    return reduce(or_, (Annotated[kind, tyro.conf.subcommand(
+        name, prefix_name=False, description=said.get(name))]
+        for name, kind in commands.items()))
+
+
 COMMANDS = {
     "pretrain": Call,
     "evaluate": Evaluate,
@@ -267,6 +340,7 @@ COMMANDS = {
     "runs": Runs,
     "compare": Compare,
     "experiment": ExperimentCall,
+    "course": union_of(COURSE_COMMANDS),
 }
 
 # %% ../../nbs/reference/cli/options.ipynb #6da0ff7b
@@ -328,11 +402,10 @@ def parse(words: list[str]) -> Any:  # an instance of the command's options
         return tyro.cli(type(default), prog="minibert pretrain", args=words[1:],
                         default=default, config=config)
     if command in COMMANDS:
-        default = finetune_default(words) if command == "finetune" else None
+        given = finetune_default(words) if command == "finetune" else None
+        given = {} if given is None else dict(default=given)
         return tyro.cli(COMMANDS[command], prog=f"minibert {command}", args=words[1:],
-                        default=default, config=config)
+                        config=config, **given)
     kinds = COMMANDS | dict(pretrain=pretrain_class(task_of("bert")))
-    commands = [Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)]
-                for name, kind in kinds.items()]
-    return tyro.cli(reduce(or_, commands), prog="minibert", args=words or ["--help"],
+    return tyro.cli(union_of(kinds), prog="minibert", args=words or ["--help"],
                     description=DESCRIPTION, config=config)

@@ -233,6 +233,13 @@ class Corpus:
     def document(self, index: int) -> list[np.ndarray]:
         return [self.sentence(s) for s in range(*self.document_starts[index:index + 2])]
 
+    def first(self, sentences: int) -> Corpus:  # in memory or mapped, as this one
+        "The documents within the first so many sentences, but two at least."
+        n = np.searchsorted(self.document_starts, sentences, "right") - 1
+        documents = self.document_starts[:max(int(n), 2) + 1]
+        starts = self.sentence_starts[:documents[-1] + 1]
+        return Corpus(self.ids[:starts[-1]], starts, documents, self.info)
+
     def __repr__(self):
         return (f"Corpus({self.n_documents:,} documents, {self.n_sentences:,} "
                 f"sentences, {self.n_tokens:,} tokens)")

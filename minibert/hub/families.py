@@ -39,6 +39,7 @@ class Family:
     template: bool = True  # do its texts stand between [CLS] and [SEP]?
     compared: str = "minibert.hub.compare:FILLS"  # what `parity` compares, or ""
     inspected: str = "minibert.show.page:show_filled"  # what `minibert inspect` draws
+    encoder: str = ""  # makes the part that reads a text of a config; "": BERT's
     fast: str = ""  # makes the subclass that trains, with the same tensors, or ""
 
     @property
@@ -285,9 +286,18 @@ STACK.norm                       STACK.final_layer_norm
 _T5 = "words shared\nhead lm_head\n" + "".join(
     _STACK.replace("STACK", stack).replace("LAST", last)
     for stack, last in (("encoder", "1"), ("decoder", "2")))
+def _below(head: str, table: str) -> str:
+    "The lines of a model that is the encoder of a classifier, and its head's."
+    return re.sub(r"(?m)^(?=\w)|(?<=,)(?=\w)", "bert.", table) + f"classifier {head}\n"
+
+
 _ANGLES = {"roformer.encoder.embed_positions.weight": "minibert.nn.rotary:angle_table"}
 _OWN = _POOLER + "classifier mean_classifier"  # no class of theirs pools the mean
 _DEEP = "bert.pooler classifier.dense\nclassifier classifier.out_proj"
+
+_GPT_ONLY = dict(
+    scale_attn_weights=[True], scale_attn_by_inverse_layer_idx=[False],
+    add_cross_attention=[False], activation_function=_ACTIVATIONS)
 
 FAMILIES = {  # (model_type, architecture); the first of a type opens what is not listed
     ("bert", "BertForPreTraining"): _pre_training(
@@ -317,11 +327,15 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         "minibert.gpt:GPTConfig", "minibert.gpt:GPTForCausalLM", _GPT, "transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
         ignored=(".attn.bias", ".attn.masked_bias"),
-        only=dict(scale_attn_weights=[True], scale_attn_by_inverse_layer_idx=[False],
-                  add_cross_attention=[False], activation_function=_ACTIVATIONS),
-        template=False, compared="minibert.hub.compare:CONTINUES",
+        only=_GPT_ONLY, template=False, compared="minibert.hub.compare:CONTINUES",
         fast="minibert.nn.fast:FastGPTForCausalLM",
+        encoder="minibert.nn.kinds:GPTModel.from_config",
         inspected="minibert.show.page:show_continued"),
+    ("gpt2", "GPT2ForSequenceClassification"): Family(
+        "minibert.nn.kinds:GPTClassifierConfig",
+        "minibert.nn.kinds:GPTClassifier.from_config", _below("score", _GPT),
+        "transformer.", ignored=(".attn.bias", ".attn.masked_bias"), template=False,
+        only=_GPT_ONLY, compared="", inspected="minibert.show.page:show_read"),
     ("t5", "T5ForConditionalGeneration"): Family(
         "minibert.t5:T5Config", "minibert.t5:T5ForConditionalGeneration", _T5,
         tied={"encoder.embed_tokens.weight": "shared.weight",
@@ -331,7 +345,14 @@ FAMILIES = {  # (model_type, architecture); the first of a type opens what is no
         only=dict(is_encoder_decoder=[True]), head="lm_head.weight",
         compared="minibert.hub.compare:ANSWERS",
         fast="minibert.nn.fast:FastT5ForConditionalGeneration",
+        encoder="minibert.nn.kinds:T5EncoderModel.from_config",
         inspected="minibert.show.page:show_answered"),
+    ("t5", "T5ForMeanClassification"): Family(  # no class of theirs pools the mean
+        "minibert.nn.kinds:T5ClassifierConfig",
+        "minibert.nn.kinds:T5Classifier.from_config", _below("classifier", _T5),
+        tied={"encoder.embed_tokens.weight": "shared.weight"},
+        only=dict(is_encoder_decoder=[True]), compared="",
+        inspected="minibert.show.page:show_read"),
     ("variant", "VariantForPreTraining"): Family(
         "minibert.nn.variants:VariantConfig",
         "minibert.nn.variants:VariantForPreTraining", compared="",

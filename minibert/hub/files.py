@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..core.errors import UserError
 from ..core.files import write_whole
@@ -30,8 +31,9 @@ from .families import (
     Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 
 # %% auto #0
-__all__ = ['read_sizes', 'read_kind', 'empty_model', 'completed', 'load_tensors', 'read_tensors', 'find_checkpoint', 'read_all',
-           'our_tensors', 'their_state', 'config_values', 'write_model', 'build_model', 'read_weights', 'whole_folder']
+__all__ = ['read_sizes', 'read_kind', 'Unfilled', 'empty_model', 'completed', 'load_tensors', 'read_tensors', 'find_checkpoint',
+           'read_all', 'our_tensors', 'their_state', 'config_values', 'write_model', 'build_model', 'read_weights',
+           'whole_folder']
 
 # %% ../../nbs/reference/hub/files.ipynb #5d982056
 def read_sizes(
@@ -54,9 +56,17 @@ def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Famil
     return name, family, read_sizes(values, name)
 
 # %% ../../nbs/reference/hub/files.ipynb #2a8a1d8e
+class Unfilled(TorchFunctionMode):
+    "Draws no initial weights: `meta` keeps none, and they cost a second of imports."
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is nn.init.normal_: return (*args, *kwargs.values())[0]
+        return func(*args, **kwargs or {})
+
+
 def empty_model(family: Family, config: Any) -> nn.Module:
     "A model without numbers, on the device `meta`."
-    with torch.device("meta"): return resolve(family.made)(config)
+    with torch.device("meta"), Unfilled(): return resolve(family.made)(config)
 
 # %% ../../nbs/reference/hub/files.ipynb #c82550b4
 def completed(family: Family, config: Any, state: dict[str, Tensor]) -> Any:  # a config

@@ -14,17 +14,17 @@ import numpy as np
 from ..runs.asking import warn_unknown
 from ..core.errors import UserError
 from ..core.files import atomic_dir, check_free, write_whole
-from .probes import Row, probe_tags
+from ..hub.families import reads
+from .probes import Row, probe_roles, probe_tags, probe_words
+from ..nn.kinds import load_reading, reading_tokenizer
 from ..probing import TaggedText, tag_stories
-from .probes import probe_roles
 from ..data.stories import stories
 from ..data.tables import read_rows
 from ..tokenizer import WordPieceTokenizer
-from ..weights import load_encoder
 
 # %% auto #0
-__all__ = ['read_conllu', 'read_treebank', 'read_word_table', 'layer_names', 'probe_table', 'role_table', 'draw_layers',
-           'draw_confusion', 'probe_checkpoint', 'probe_tables']
+__all__ = ['read_conllu', 'read_treebank', 'read_word_table', 'layer_names', 'word_table', 'probe_table', 'role_table',
+           'draw_layers', 'draw_confusion', 'probe_checkpoint', 'probe_tables']
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #2a24e441
 def read_conllu(
@@ -68,6 +68,7 @@ def read_word_table(
     path: str | Path,
     tokenizer: WordPieceTokenizer,
     longest: int = 512,  # pieces that the model reads, [CLS] and [SEP] included
+    both: bool = False,  # the first and the last piece of each word
 ) -> tuple[list[Row], list[str], list[str]]:  # rows, words, labels
     "A CSV file of sentence, word, label; UserError where a row can't be asked."
     columns = ["sentence", "word", "label"]
@@ -77,13 +78,14 @@ def read_word_table(
     rows = []
     for number, (sentence, word, label) in enumerate(lines, 1):
         pieces = tokenizer.tokenize(sentence)
-        place = _place(pieces, tokenizer.tokenize(word))
+        place = _place(pieces, wanted := tokenizer.tokenize(word))
         problem = ("no label" if not label else "no sentence" if not pieces else
                    f"more than {longest} pieces" if len(pieces) + 2 > longest else
                    f"no word {word!r}" if place is None else "")
         if problem: raise UserError(f"Row {number} of {path} has {problem}: mend it.")
         ids = [tokenizer.cls_id, *tokenizer.ids(sentence), tokenizer.sep_id]
-        rows.append(Row(ids, [place]))
+        if tokenizer.cls_id == tokenizer.sep_id and not word: place = len(ids) - 1
+        rows.append(Row(ids, [place, place + max(0, len(wanted) - 1)][:1 + both]))
     return rows, *map(list, list(zip(*lines))[1:])
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #860e42e8
@@ -93,6 +95,22 @@ def layer_names(result: dict) -> list[str]:
     return ["embeddings", *(f"layer {k + 1}" for k in range(count)), "mix"]
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #debb0c79
+def word_table(result: dict) -> str:
+    "The figures of `probe_words` as lines of text, in per cent."
+    heads = "words right", "95 % interval", "rows right", "untrained"
+    lines = [f"{'':12}" + "".join(f"{head:>15}" for head in heads)]
+    columns = (result[k] for k in ("trained", "untrained", "rows_right"))
+    for name, real, raw, rows in zip(layer_names(result), *columns):
+        low, high = (f"{100 * end:.1f}" for end in real["interval"])
+        cells = [f"{100 * real['accuracy']:.2f}", f"{low} to {high}",
+                 f"{100 * rows:.2f}", f"{100 * raw['accuracy']:.2f}"]
+        lines.append(f"{name:12}" + "".join(f"{cell:>15}" for cell in cells))
+    W, N = result["words"]
+    lines.append(f"the commonest label: {100 * result['majority']:.2f}; {W:,} words in "
+                 f"{N:,} rows, each asked of probes that have not met it")
+    return "\n".join(lines)
+
+
 def probe_table(result: dict) -> str:
     "The figures of `probe_tags` as lines of text, in per cent."
     heads = "right", "95 % interval", "spread", "control", "selectivity", "untrained"
@@ -128,11 +146,11 @@ def draw_layers(result: dict):
     "Accuracy by layer: real, control, untrained; the dictionary as a line."
     from minibert.show.plots import show_curves
 
-    kinds = {"part of speech": "trained", "the same, untrained": "untrained",
+    kinds = {"trained": "trained", "untrained": "untrained",
              "control task": "trained_control"}
     curves = {label: [row["accuracy"] for row in result[kind][:-1]]
-              for label, kind in kinds.items()}
-    base = {"each word's commonest tag": result["majority"]}
+              for label, kind in kinds.items() if kind in result}
+    base = {"commonest label": result["majority"]}
     told = [f"{label} {', '.join(f'{share:.2f}' for share in row)}"
             for label, row in curves.items()]
     told += [f"{label} {share:.2f}" for label, share in base.items()]
@@ -163,25 +181,47 @@ def _write(result: dict, out: Path) -> None:
             write_figure(draw(result), aside / f"{name}.png")
 
 # %% ../../nbs/reference/measure/probe_runs.ipynb #5f8b26cf
+def _of_table(bert, tokenizer, path, limit, both, seeds, **options) -> dict:
+    "Probe a table of sentence, word, label, split by word."
+    most = int(min(reads(bert.config), tokenizer.max_length))
+    rows, words, labels = (
+        column[:limit] for column in read_word_table(path, tokenizer, most, both))
+    warn_unknown(path, tokenizer, [*chain(*(row.ids[1:-1] for row in rows))])
+    words = [word or str(row.ids) for word, row in zip(words, rows)]  # or the sentence
+    held = {label: {word.lower() for word, own in zip(words, labels) if own == label}
+            for label in dict.fromkeys(labels)}
+    few = min(held, key=lambda label: len(held[label]))
+    if len(held) < 2 or len(held[few]) < 2:
+        raise UserError(f"{path} has {len(held)} labels, and {len(held[few])} word of "
+                        f"{few!r}: give two labels and two words for each, so that "
+                        "one can be asked that was not learned from.")
+    return probe_words(bert, rows, words, labels, seeds, **options)
+
+
 def probe_checkpoint(
     run: str | Path,  # a run's folder, or a model's name on the hub
-    dataset: str | Path | None = None,  # a folder of CoNLL-U files; None: the stories
+    dataset: str | Path | None = None,  # CoNLL-U files or a table; None: the stories
     out: str | Path | None = None,  # a new folder for figures and pictures
     seeds: int = 5,
     fresh: int | None = None,  # seeds for the untrained encoder; None: as many
     both: bool = False,  # the first and the last piece of each word, side by side
     count: int = 2000,  # stories to learn from, where there is no treebank
+    limit: int | None = None,  # sentences that are read of each part
     **options,  # of `fit_probes`
 ) -> dict:
-    "Probe a checkpoint for parts of speech, and on the stories for people's roles."
+    "Probe a checkpoint for parts of speech, people's roles, or a table's labels."
     if seeds < 1 or count < 100:
         raise ValueError(f"seeds is {seeds} and count {count}: give 1 and 100 or more.")
     if out is not None: check_free(out)
-    bert = load_encoder(run).float()
-    tokenizer = WordPieceTokenizer.from_pretrained(run)
+    bert, tokenizer = load_reading(run).float(), reading_tokenizer(run)
+    if dataset is not None and Path(dataset).is_file():
+        result = _of_table(bert, tokenizer, dataset, limit, both, seeds, **options)
+        if out is not None: _write(result, Path(out))
+        return result
     parts = None
     if dataset is None: parts = [stories(count), stories(count // 4, 0, "validation")]
     texts = tuple(map(tag_stories, parts)) if parts else read_treebank(dataset)
+    texts = [TaggedText(text.words[:limit], text.tags[:limit]) for text in texts]
     if min(map(len, texts)) < 5 or len({*chain(*texts[0].tags)}) < 2:
         words = " and ".join(f"{len(text):,}" for text in texts)
         raise UserError(f"{dataset} has {words} words to learn from and to ask: give 5 "
@@ -189,12 +229,14 @@ def probe_checkpoint(
     ids = tokenizer.ids(" ".join(chain(*texts[1].words)))
     warn_unknown(dataset or "the stories", tokenizer, ids)
     result = probe_tags(bert, tokenizer, *texts, seeds, fresh, both=both, **options)
-    if parts: result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
+    if parts and limit is None:
+        result["roles"] = probe_roles(bert, tokenizer, *parts, seeds)
     if out is not None: _write(result, Path(out))
     return result
 
 
 def probe_tables(result: dict) -> str:
     "What `probe_checkpoint` found, as lines of text."
+    if "rows_right" in result: return word_table(result)
     roles = [role_table(result["roles"])] if "roles" in result else []
     return "\n\n".join([probe_table(result), *roles])

@@ -25,8 +25,8 @@ from minibert.probing import (
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['Row', 'place_words', 'extract', 'probe_encoder', 'share_interval', 'probe_tags', 'tag_gains', 'Role', 'name_roles',
-           'balanced', 'role_shortcuts', 'probe_roles']
+__all__ = ['Row', 'place_words', 'extract', 'probe_encoder', 'share_interval', 'probe_tags', 'tag_gains', 'deal_words',
+           'probe_words', 'Role', 'name_roles', 'balanced', 'role_shortcuts', 'probe_roles']
 
 # %% ../../nbs/reference/measure/probes.ipynb #855bddd4
 @dataclass(frozen=True)
@@ -80,20 +80,22 @@ def _by_length(rows: Sequence[Row], tokens: int):
 
 # %% ../../nbs/reference/measure/probes.ipynb #8d4d9459
 def extract(
-    bert: BertModel,
+    bert: BertModel,  # or what reads a text in a GPT or a T5
     rows: Sequence[Row],
     tokens: int = 4096,  # in a batch, about
 ) -> Tensor:  # (L, N, D), float32: layers + 1, all places of all rows in order
     "The frozen vectors at the rows' places, of the embeddings and of each layer."
-    starts, config = np.cumsum([0] + [len(row.places) for row in rows]), bert.config
-    shape = config.num_hidden_layers + 1, int(starts[-1]), config.hidden_size
-    found = torch.empty(shape)
+    starts = np.cumsum([0] + [len(row.places) for row in rows])
     with evaluating(bert) as device, torch.inference_mode():
-        for some in _by_length(rows, tokens):
-            batch = _inputs([rows[k] for k in some], config.pad_token_id)
+        def read(some: list[int]) -> Tensor:  # (L, B, S, D)
+            batch = _inputs([rows[k] for k in some], bert.config.pad_token_id)
             batch = {name: ids.to(device) for name, ids in batch.items()}
-            states = bert(**batch).hidden_states
-            states = torch.stack(states).float().cpu()
+            return torch.stack(bert(**batch).hidden_states).float().cpu()
+        L, _, _, D = read([0]).shape
+        with torch.inference_mode(False):  # probes go on with it
+            found = torch.empty(L, int(starts[-1]), D)
+        for some in _by_length(rows, tokens):
+            states = read(some)
             for j, k in enumerate(some):
                 found[:, starts[k]:starts[k + 1]] = states[:, j, rows[k].places]
     check_finite("The model's vectors", found)
@@ -102,7 +104,7 @@ def extract(
 # %% ../../nbs/reference/measure/probes.ipynb #ec64076d
 def _vectors(bert, texts, tokenizer, both: bool) -> list[Tensor]:  # (L, N, D)
     "Standardised vectors of the texts' words."
-    found, longest = [], reads(bert.config)
+    found, longest = [], int(min(reads(bert.config), tokenizer.max_length))
     for text in texts:
         rows = place_words(text.words, tokenizer, longest, both)
         found.append(extract(bert, rows).unflatten(1, (len(text), -1)).flatten(2))
@@ -212,6 +214,80 @@ def tag_gains(result: dict) -> dict[str, float]:  # most first
              for tag, part in result["by_tag"].items()}
     return dict(sorted(gains.items(), key=lambda pair: -pair[1]))
 
+# %% ../../nbs/reference/measure/probes.ipynb #e16924cf
+def deal_words(
+    words: Sequence[str],  # N
+    labels: Sequence[str],  # N
+    folds: int,
+    seed: int = 0,
+) -> np.ndarray:  # (N,), 0 to folds - 1
+    "A fold for each row: no word is in two, and each label's words are dealt evenly."
+    label_of = {word.lower(): label for word, label in zip(words, labels)}
+    order = torch.randperm(len(label_of), generator=seeded(seed, 3, 17)).tolist()
+    dealt = sorted(([*label_of][k] for k in order), key=label_of.get)
+    fold = {word: k % folds for k, word in enumerate(dealt)}
+    return np.array([fold[word.lower()] for word in words])
+
+# %% ../../nbs/reference/measure/probes.ipynb #dc68977f
+def _unmet(
+    vectors: Tensor,  # (L, N, D)
+    wanted: Tensor,  # (N,)
+    fold: Tensor,  # (N,)
+    seed: int, **fit,
+) -> Tensor:  # (L + 1, N)
+    "What probes say of each row that have learned from the other folds."
+    said = wanted.new_empty(len(vectors) + 1, len(wanted))
+    for k in fold.unique():
+        test = fold == k
+        seen, asked = vectors[:, ~test], vectors[:, test]  # copies
+        standardise_(seen, asked)
+        probes = fit_probes(seen, wanted[None, ~test], int(wanted.max()) + 1, seed,
+                            **dict(batch_size=128, least=150) | fit)
+        said[:, test] = predict_tags(probes, asked)[:, 0]
+    return said
+
+
+def probe_words(
+    bert: BertModel,
+    rows: Sequence[Row],  # with equally many places each
+    words: Sequence[str],
+    labels: Sequence[str],
+    seeds: int = 5,
+    folds: int = 5,
+    **fit,  # of `fit_probes`
+) -> dict:  # ready for JSON, as `probe_tags` has it, but in words instead of rows
+    "Probes on words that they have not met, for every layer, beside the untrained's."
+    names, wanted = map(np.asarray, np.unique(labels, return_inverse=True))
+    types, first, word = np.unique([word.lower() for word in words], return_index=True,
+                                   return_inverse=True)
+    counts, wanted = np.bincount(wanted[first]), torch.from_numpy(wanted)
+    share = torch.eye(len(types), dtype=torch.float64)[word]  # (N, W)
+    result, told = {}, None
+    for kind in "untrained", "trained":
+        said, vectors = [], kind == "trained" and _of_rows(bert, rows)
+        for seed in range(seeds):
+            if kind == "untrained":
+                fresh = make_encoder(bert.config, seeded(seed, 2, 17))
+                vectors = _of_rows(fresh, rows)
+            fold = deal_words(words, labels, min(folds, len(types)), seed)
+            said.append(_unmet(vectors, wanted, torch.from_numpy(fold), seed, **fit))
+        told = torch.stack(said)
+        right = told == wanted
+        by_word = right.double() @ (share / share.sum(0)) > 0.5
+        result[kind] = _about(by_word, np.arange(len(types)))
+    best = int(np.argmax([row["accuracy"] for row in result["trained"]]))
+    return result | dict(
+        tags=names.tolist(), best=best, words=[len(types), len(rows)],
+        rows_right=right.double().mean((0, 2)).tolist(),
+        majority=float(counts.max() / counts.sum()),
+        by_tag=_by_tag(right, wanted, names.tolist()),
+        confusion=_confusion(told[:, best], wanted, len(names)))
+
+
+def _of_rows(bert: BertModel, rows: Sequence[Row]) -> Tensor:  # (L, N, D)
+    "The vectors of rows, each row's side by side."
+    return extract(bert, rows).unflatten(1, (len(rows), -1)).flatten(2)
+
 # %% ../../nbs/reference/measure/probes.ipynb #8575c30e
 _PEOPLE = ("hero", "friend")
 
@@ -287,7 +363,7 @@ def _ask_roles(bert, parts, seed: int, least: int) -> list[tuple[float, float]]:
 # %% ../../nbs/reference/measure/probes.ipynb #2b2de7e0
 def _both_orders(bert, tokenizer, parts) -> list[list[Role]]:
     "The questions of train and dev; ValueError where an order of people is missing."
-    longest = reads(bert.config)
+    longest = int(min(reads(bert.config), tokenizer.max_length))
     found = [name_roles(part, tokenizer, longest) for part in parts]
     if not all({q.hero_first for q in part} == {True, False} for part in found):
         raise ValueError("Too few stories have both orders of the two people: give "

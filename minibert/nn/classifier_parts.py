@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,23 +18,34 @@ from ..model import BertModel
 from ..hub.families import find_family, resolve
 
 # %% auto #0
-__all__ = ['pool', 'sizes_of', 'make_encoder', 'ClassifierOutput', 'ClassifierConfig']
+__all__ = ['POOLINGS', 'pool', 'sizes_of', 'make_encoder', 'ClassifierOutput', 'Labelled', 'ClassifierConfig']
 
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #7df51177
+def _mean(states: Tensor, real: Tensor) -> Tensor:
+    real = real[..., None].to(states.dtype)
+    return (states * real).sum(1) / real.sum(1)
+
+
+def _last(states: Tensor, real: Tensor) -> Tensor:
+    last = (torch.arange(real.shape[1], device=real.device) * real).argmax(1)
+    return states[torch.arange(len(states), device=real.device), last]
+
+
+POOLINGS = {"mean": _mean, "last": _last, "none": lambda states, real: states}
+
+
 def pool(
-    bert: BertModel,
-    pooling: str,  # "cls", "mean" or "none"
+    bert: BertModel,  # or another model's encoder, but for "cls"
+    pooling: str,  # "cls", or one of POOLINGS
     input_ids: Tensor,  # (B, S)
     token_type_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
 ) -> Tensor:  # (B, D); with "none" (B, S, D)
-    "One vector a text, the pooler's or the mean over the real tokens; or one a token."
+    "One vector a text: the pooler's, the real tokens' mean or last; or one a token."
     if pooling != "cls":
         states = bert(input_ids, token_type_ids, attention_mask).last_hidden_state
-        if pooling == "none": return states
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        real = real[..., None].to(states.dtype)
-        return (states * real).sum(1) / real.sum(1)
+        return POOLINGS[pooling](states, real)
     if hasattr(bert, "at"):  # it can leave the other positions out
         first = torch.zeros_like(input_ids[:, :1])
         states, pooled = bert.at(first, input_ids, token_type_ids, attention_mask)
@@ -45,19 +56,21 @@ def pool(
     return ACTIVATIONS[bert.config.hidden_act](bert.pooler(states[:, 0]))
 
 
-def sizes_of(config: BertConfig) -> dict:
-    "The fields of a config that are BERT's."
-    return {field.name: getattr(config, field.name) for field in fields(BertConfig)}
+def sizes_of(config: Any, kind: type = BertConfig) -> dict:
+    "The fields of a config that are another kind's, too: BERT's, if none is given."
+    return {field.name: getattr(config, field.name) for field in fields(kind)
+            if hasattr(config, field.name)}
 
 
 def make_encoder(
-    config: BertConfig,
+    config: Any,  # of any family with an encoder
     generator: torch.Generator | None = None,
-) -> BertModel:
+) -> BertModel:  # or what reads a text in another model
     "The encoder of these sizes with fresh weights, of the family's fast class."
     _, family = find_family(config.model_type)
-    kind = resolve(family.fast).model_class
-    return kind(resolve(family.config)(**sizes_of(config)), generator)
+    kind, own = resolve(family.config), family.encoder
+    make = resolve(own) if own else resolve(family.made).model_class
+    return make(kind(**sizes_of(config, kind)), generator)
 
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #aac9b633
 @dataclass
@@ -70,9 +83,10 @@ class ClassifierOutput:
 
 # %% ../../nbs/reference/nn/classifier_parts.ipynb #f261f998
 @dataclass(frozen=True)
-class ClassifierConfig(BertConfig):
-    "A BERT's sizes, the labels, and which vectors the head reads."
+class Labelled:
+    "The labels of a model's config, and which vectors the head reads."
 
+    sizes = BertConfig  # the config without them
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # one alone: a number
     pooling: Literal["cls", "mean", "none"] = "cls"  # none: a label for each token
     classifier_dropout: float | None = None  # None: hidden_dropout_prob
@@ -84,7 +98,7 @@ class ClassifierConfig(BertConfig):
                 "single_label_classification")
 
     @classmethod
-    def from_dict(cls, values: dict) -> ClassifierConfig:
+    def from_dict(cls, values: dict) -> Labelled:
         "A config from Hugging Face's names; UserError for another kind of answer."
         kind = values.get("problem_type")
         given = {str(k): name for k, name in (values.get("id2label") or {}).items()}
@@ -94,7 +108,7 @@ class ClassifierConfig(BertConfig):
                             "1 and so on, each once.")
         labels = tuple(given[k] for k in numbers) or cls.labels
         own = {name: values.get(name) for name in ("pooling", "classifier_dropout")}
-        config = cls(**asdict(BertConfig.from_dict(values)), labels=labels,
+        config = cls(**asdict(cls.sizes.from_dict(values)), labels=labels,
                      **{name: value for name, value in own.items()
                         if value is not None})
         if kind not in (None, config.problem_type):
@@ -112,3 +126,8 @@ class ClassifierConfig(BertConfig):
             problem_type=self.problem_type,
             id2label={str(k): name for k, name in enumerate(self.labels)},
             label2id={name: k for k, name in enumerate(self.labels)})
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(Labelled, BertConfig):
+    "A BERT's sizes, the labels, and which vectors the head reads."

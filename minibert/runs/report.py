@@ -57,13 +57,18 @@ def say_start(run: OpenedRun, model: nn.Module) -> None:
     say(f"A step needs about {sum(memory.values()) / 2**20:,.0f} MiB: {parts}.")
 
 # %% ../../nbs/reference/runs/report.ipynb #e1f3a788
-def measure(model: nn.Module, run: OpenedRun) -> dict:
+def measure(
+    model: nn.Module, run: OpenedRun,
+    limit: int | None = None,  # sentences of the text that are asked about
+) -> dict:
     "The held-out figures beside their baselines, where known; the same each time."
     check_weights(model)
-    summary = run.task.figures(model, run)
+    if limit: run = replace(run, val=run.val.first(limit))
+    each = 32 * run.plan.training.length  # tokens in a batch, about
+    batches = min(50, math.ceil(run.val.n_tokens / each)) if limit else 50
+    summary = run.task.figures(model, run, batches)
     warn_repeated(summary.get("mlm_tokens", 0), run.val)
     return summary
-
 
 # %% ../../nbs/reference/runs/report.ipynb #7e5874d3
 def with_text(
@@ -172,7 +177,10 @@ def figures_and_intervals(summary: dict) -> list[tuple]:  # the first is the hea
     return rows
 
 
-def describe_model(run: OpenedRun, summary: dict) -> None:
+def describe_model(
+    run: OpenedRun, summary: dict,
+    more: dict[str, list] | None = None,  # heading -> rows, of what else was measured
+) -> None:
     "Write the run's README.md."
     plan, data = run.plan, run.plan.data.dataset
     what = f"A pre-trained `{plan.model.model}`: {name_size(run)}."
@@ -184,7 +192,7 @@ def describe_model(run: OpenedRun, summary: dict) -> None:
     write_card(run.folder, f"{plan.model.model} {run.folder.name}", [what, learned],
                figures_and_intervals(summary), hint, shlex.split(hint)[2:],
                "minibert pretrain --config run.yaml --out again",
-               {"language": "en"} if data == "stories" else on_hub(datasets=data))
+               {"language": "en"} if data == "stories" else on_hub(datasets=data), more)
 
 
 def finish(model: nn.Module, seconds: float, run: OpenedRun) -> dict:

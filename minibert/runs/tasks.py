@@ -123,11 +123,12 @@ class Task:
         if run.plan.data.dataset != "stories": return {}
         return dict(stories=stories(run.val.n_documents, split="validation"))
 
-    def figures(self, model: Any, run: Any) -> dict:
+    def figures(self, model: Any, run: Any, batches: int = 50) -> dict:
         "The held-out figures beside their baselines, where known."
         from minibert.evaluation import evaluate
         examples = self.held_out(run.plan, run.val, run.tokenizer)
-        return evaluate(model, examples.with_baselines(**self.known(run)))
+        known = examples.with_baselines(**self.known(run))
+        return evaluate(model, known, batches=batches)
 
     def rows(self, summary: dict) -> list[tuple]:
         "The figures as rows of words: this model, unigram, bigram, best."

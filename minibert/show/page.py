@@ -31,7 +31,8 @@ from ..heads import BertForPreTraining
 from ..hub.families import family_of, reads, resolve
 from ..inside import (
     KINDS, Reading, head_entropy, logit_lens, read_text, rollout)
-from ..measure.heads import anisotropy, name_heads, neighbours, score_heads
+from ..measure.heads import (
+    HeadScores, anisotropy, name_heads, neighbours, score_heads)
 from ..measure.observer import part_curves, plain_batch
 from ..model import attentions
 from ..nn.sampling import check_rows
@@ -47,8 +48,8 @@ from ..train.callbacks import read_metrics
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['text_figures', 'for_bertviz', 'Shown', 'check_drawable', 'near', 'show_filled', 'inspect', 'next_lens',
-           'show_continued', 'show_answered', 'show_labelled']
+__all__ = ['text_figures', 'own_text', 'draw_heads', 'for_bertviz', 'Shown', 'check_drawable', 'near', 'show_filled',
+           'write_page', 'inspect', 'next_lens', 'show_continued', 'show_answered', 'show_labelled', 'show_read']
 
 # %% ../../nbs/reference/show/page.ipynb #ca1646fd
 def text_figures(reading: Reading) -> Iterator[tuple]:
@@ -81,7 +82,7 @@ def _lens_figures(model, tokenizer, reading: Reading) -> Iterator[tuple]:
             lens[:, torch.arange(len(own)), own], depth, reading.tokens)
 
 # %% ../../nbs/reference/show/page.ipynb #8bb1ba63
-def _own_text(model, tokenizer, folder: Path, notes: list[str]) -> list[dict]:
+def own_text(model, tokenizer, folder: Path, notes: list[str]) -> list[dict]:
     "Four batches of the run's held-out text, or else of its corpus; [] without."
     found = [path for path in (folder / "val", folder / "corpus") if path.is_dir()]
     length = min(64, reads(model.config))
@@ -95,16 +96,20 @@ def _own_text(model, tokenizer, folder: Path, notes: list[str]) -> list[dict]:
     return []
 
 
+def draw_heads(scores: HeadScores) -> Any:  # a figure
+    "What each head looks at, beside an even gaze."
+    heads = [f"{n}.{h} {name}" for n, layer in enumerate(name_heads(scores))
+             for h, name in enumerate(layer)]
+    table = torch.cat([scores.uniform[None], scores.shares.flatten(0, 1)])
+    return show_matrix(table, ["even gaze", *heads], KINDS, fmt=".2f")
+
+
 def _corpus_figures(
     model, tokenizer, plain: list[dict[str, Tensor]]
 ) -> Iterator[tuple]:
     "Scores and anisotropy on the run's own text."
-    scores = score_heads(model, tokenizer, plain)
-    heads = [f"{n}.{h} {name}" for n, layer in enumerate(name_heads(scores))
-             for h, name in enumerate(layer)]
-    table = torch.cat([scores.uniform[None], scores.shares.flatten(0, 1)])
-    yield "specialties", "What each head looks at, over 64 pairs", show_matrix(
-        table, ["even gaze", *heads], KINDS, fmt=".2f")
+    drawn = draw_heads(score_heads(model, tokenizer, plain))
+    yield "specialties", "What each head looks at, over 64 pairs", drawn
     yield "anisotropy", "How alike two random words are", show_curves(
         {"this model": anisotropy(model, tokenizer, plain)}, lines={"any direction": 0},
         x="layer (0: embeddings)", y="mean cosine")
@@ -137,8 +142,10 @@ _HEAD = """<!doctype html>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width"><title>%s</title>
-<style>body{font:16px/1.5 sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
-img{max-width:100%%}td,th{text-align:left;padding:.1rem .8rem .1rem 0}</style></head>
+<style>:root{color-scheme:light dark}
+body{font:16px/1.5 sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
+img{max-width:100%%;border-radius:6px}
+td,th{text-align:left;padding:.1rem .8rem .1rem 0}</style></head>
 <body>"""
 
 
@@ -215,7 +222,7 @@ def _filled_figures(model, tokenizer, reading, folder, notes) -> Iterator[tuple]
     if "mlm" in learned(model, began(folder)):
         yield from _lens_figures(model, tokenizer, reading)
     else: notes.append("No guess is drawn: nobody has trained its MLM head.")
-    plain = _own_text(model, tokenizer, folder, notes)
+    plain = own_text(model, tokenizer, folder, notes)
     if plain: yield from _corpus_figures(model, tokenizer, plain)
     yield from _run_figures(folder)
 
@@ -236,8 +243,8 @@ def show_filled(
         near(model, tokenizer, reading.tokens))
 
 # %% ../../nbs/reference/show/page.ipynb #a222068c
-def _write(folder, run, config, shown: Shown, notes):
-    "The pictures, and the page that holds them all."
+def write_page(folder, run, config, shown: Shown, notes):
+    "The pictures of what is shown of a run, and the page that holds them all."
     title, images = _title(run), []
     for name, heading, figure in shown.figures:
         png = _png(figure)
@@ -267,7 +274,7 @@ def inspect(
         warn_unknown("the text", tokenizer, tokenizer.ids(f"{text} {pair or ''}"))
     notes += [str(warning.message) for warning in said]
     shown = show(model, tokenizer, text, pair, Path(run), notes)
-    with atomic_dir(out) as aside: _write(aside, run, model.config, shown, notes)
+    with atomic_dir(out) as aside: write_page(aside, run, model.config, shown, notes)
     return out / "index.html"
 
 # %% ../../nbs/reference/show/page.ipynb #3c5e2b23
@@ -399,7 +406,30 @@ def show_labelled(
     twin = BertForPreTraining(model.bert.config)
     twin.bert, twin.fresh = model.bert, ("mlm_head", "nsp_head")
     shown = show_filled(twin.eval(), tokenizer, text, pair, folder, notes)
-    asked = text if pair is None else (text, pair)
+    _note_answer(model, tokenizer, text if pair is None else (text, pair), notes)
+    return shown
+
+
+def show_read(
+    model: BertClassifier,  # on a GPT or a T5
+    tokenizer: Any, text: str, pair: str | None,
+    folder: Path, notes: list[str],  # as in `show_labelled`
+) -> Shown:
+    "The same of a GPT or a T5's encoder."
+    tokenizer, bert = TASK.tokenizer(folder), model.bert
+    def read(text): return tokenizer.encode(text, truncation=False)["input_ids"]
+    ids = _ids_of(bert, text, pair, read)
+    with evaluating(model) as device:
+        batch = dict(input_ids=ids.to(device))
+        states, probs = bert(**batch).hidden_states, attentions(bert, **batch)
+    reading = _reading(tokenizer, bert, ids, probs, states)
+    _note_answer(model, tokenizer, text, notes)
+    near_words = _words(bert, tokenizer, reading.tokens)
+    return Shown(reading.tokens, text_figures(reading), near_words)
+
+
+def _note_answer(model, tokenizer, asked: str | tuple, notes: list[str]) -> None:
+    "What the head says joins the notes."
     if task_for(model) is TASK:
         shares = classify(model, tokenizer, asked)[0]
         said = ", ".join(f"{x} {y:.1%}" for x, y in shares.items())
@@ -407,7 +437,6 @@ def show_labelled(
     else:
         found = predict(model, [asked], tokenizer)[0]
         notes += [f"Its {name}: {_spelled(value)}" for name, value in found.items()]
-    return shown
 
 
 def _spelled(value: Any) -> str:

@@ -22,7 +22,8 @@ __all__ = ['write_tokenizer', 'find_tokenizer_files', 'read_json_file', 'tokeniz
 def _to_json(tokenizer: Any) -> dict:
     "What the `tokenizers` library keeps in tokenizer.json."
     added = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
-    layout = ("[CLS]", 0), ("A", 0), ("[SEP]", 0), ("B", 1), ("[SEP]", 1)
+    begin = tokenizer.pieces[tokenizer.cls_id]  # a GPT's texts begin with an end
+    layout = (begin, 0), ("A", 0), ("[SEP]", 0), ("B", 1), ("[SEP]", 1)
     parts = [{"Sequence" if name in "AB" else "SpecialToken": dict(id=name, type_id=k)}
              for name, k in layout]
     return dict(
@@ -35,7 +36,7 @@ def _to_json(tokenizer: Any) -> dict:
         post_processor=dict(
             type="TemplateProcessing", single=parts[:3], pair=parts,
             special_tokens={p: dict(id=p, ids=[tokenizer.vocab[p]], tokens=[p])
-                            for p in ("[CLS]", "[SEP]")}),
+                            for p in {begin, "[SEP]"}}),
         decoder=dict(type="WordPiece", prefix="##", cleanup=True),
         model=dict(type="WordPiece", unk_token="[UNK]", continuing_subword_prefix="##",
                    max_input_chars_per_word=LONGEST_WORD, vocab=tokenizer.vocab))
@@ -66,7 +67,7 @@ def write_tokenizer(
     rules, config = _to_json(tokenizer), _to_config(tokenizer)
     if longest is not None: config["model_max_length"] = longest
     if not template:  # their BertTokenizer would add one
-        rules["post_processor"] = None
+        if tokenizer.cls_id != tokenizer.sep_id: rules["post_processor"] = None
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     for name, content in zip(_FILES, ("\n".join(tokenizer.pieces), rules, config)):
         if not isinstance(content, str):

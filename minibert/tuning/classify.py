@@ -15,6 +15,7 @@ from ..data.labels import ExampleSampler, ask, read_examples
 from ..evaluation import wilson
 from ..finetuning import BertClassifier, difference
 from ..measure.baselines import bag_of_words
+from ..nn.kinds import CLASSIFIERS
 from ..tokenizer import WordPieceTokenizer
 from .tasks import FinetuningTask, label_figures, warn_cut
 
@@ -43,7 +44,7 @@ class ClassifyTask(FinetuningTask):
     "One label of several for each text."
 
     result, hint = "classifier", 'classify RUN "a text"'
-    columns = {"accuracy": ".1%"}
+    heads, columns = CLASSIFIERS, {"accuracy": ".1%"}
     baselines = {"bag_of_words": bag_of_words, "majority": commonest_label}
 
     def fits(self, config): return config.pooling != "none" and len(config.labels) > 1

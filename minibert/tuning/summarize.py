@@ -138,7 +138,7 @@ class SummarizeTask(FinetuningTask):
             raise UserError(f"{options.run} is a {type(model).__name__}, which writes "
                             "no summaries: give a T5.")
         check_weights(model)
-        set_dropout_(model, options.dropout, "dropout_rate")
+        set_dropout_(model, options.dropout)
         return model
 
     def learned(self, model, options): return []  # no head of its own

@@ -23,41 +23,45 @@ from ..evaluation import row_interval, wilson
 from ..finetuning import BertClassifier
 from ..hub.families import choose, reads
 from ..model import BertModel
+from ..nn.kinds import load_reading, reading_tokenizer
 from ..runs.asking import (
     began, check_weights, learned, untrained, warn_unknown)
 from ..runs.plan import FinetuneConfig
-from ..tokenizer import WordPieceTokenizer
-from ..weights import load_encoder, load_pretrained
+from ..runs.tasks import with_dropout
+from ..weights import load_pretrained
 
 # %% auto #0
 __all__ = ['FINETUNING', 'set_dropout_', 'start_classifier', 'most_tokens', 'FinetuningTask', 'label_figures', 'label_rows',
            'row_difference', 'warn_cut', 'finetuning_task', 'task_for', 'load_tuned']
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #bb97a3bc
-def set_dropout_(
-    model: nn.Module, rate: float,
-    *names: str,  # of the config's fields that say so
-) -> None:
+def set_dropout_(model: nn.Module, rate: float) -> None:
     "Let training drop this share of units in every place of an existing model."
     for part in model.modules():
         if isinstance(part, nn.Dropout): part.p = rate
         elif isinstance(part, MultiHeadAttention): part.dropout = rate
-    model.config = replace(model.config, **dict.fromkeys(names, rate))
+    model.config = with_dropout(model.config, rate)
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #ea0ffbb4
 def start_classifier(
     task: FinetuningTask, options: FinetuneConfig, names: Sequence[str],
 ) -> BertClassifier:
     "The pre-trained encoder of the run under a fresh head."
-    bert = load_encoder(options.run).float()
+    bert = load_reading(options.run).float()
     check_weights(bert)
+    if head := task.heads.get(type(bert)):
+        if options.frozen or options.pooling != "auto":
+            raise UserError(f"{options.run} is of type {bert.config.model_type}, whose "
+                            "head has a pooling of its own and learns with every "
+                            "weight: leave out --pooling and --frozen.")
+        set_dropout_(bert, options.dropout)
+        return head(bert, names, generator=seeded(options.seed, 0, 20))
     pooler = getattr(bert, "pooler", None)
     kind = bert.config.model_type
     if not isinstance(pooler, nn.Linear) or kind in ("albert", "variant"):
         raise UserError(f"{options.run} is of type {kind}, which no "
-                        "classifier here stands on: give a BERT.")
-    set_dropout_(bert, options.dropout, "hidden_dropout_prob",
-                 "attention_probs_dropout_prob")
+                        "head of this task stands on: give a BERT.")
+    set_dropout_(bert, options.dropout)
     pooling = task.pooling or options.pooling
     if pooling == "auto": pooling = "mean" if options.frozen else "cls"
     if (options.frozen and pooling == "cls"
@@ -83,7 +87,8 @@ class FinetuningTask:
     hint = "predict RUN FILE"  # how the result is asked: words of the command
     source = "bert"  # the name of its figures
     model_class: type[nn.Module] = BertClassifier
-    tokenizer: Callable = staticmethod(WordPieceTokenizer.from_pretrained)
+    tokenizer: Callable = staticmethod(reading_tokenizer)
+    heads: dict[type, type] = {}  # on what reads a text in other models
     pooling: str | None = None  # what the head reads; None: as the options say
     without: tuple[str, ...] = ()  # options that mean nothing here
     defaults: dict[str, str] = {}  # options whose default is another one here

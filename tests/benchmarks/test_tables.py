@@ -53,9 +53,11 @@ def test_chapter_21_on_what_each_kind_of_model_knows():
 def test_readers_of_stories_on_three_seeds():
     found = table("answering")
     for kind in ("course", "fresh"):
-        runs = [run for name, run in found["runs"].items() if name.startswith(kind)]
+        rates = {name.split("/")[1]: run["val"][-1][1] for name, run in found["runs"].items() if name.startswith(kind) and name.endswith("/3")}
+        assert len(rates) == 4 and min(rates, key=rates.get) == f"{found['rate'][kind]:g}"
+        runs = [found["runs"][f"{kind}/{found['rate'][kind]:g}/{seed}"] for seed in range(3)]
         shares = [mean(bytes.fromhex(run["f1"])) / 100 for run in runs]
-        assert len(runs) == 3 and found["figures"][kind]["f1"]["of_seeds"] == pytest.approx(shares) and found["figures"][kind]["f1"]["mean"] == pytest.approx(mean(shares))
+        assert found["figures"][kind]["f1"]["of_seeds"] == pytest.approx(shares) and found["figures"][kind]["f1"]["mean"] == pytest.approx(mean(shares))
     figures = {name: own["f1"] for name, own in found["figures"].items()}
     assert figures["best_possible"]["mean"] == 1 and figures["no_answer"]["mean"] == pytest.approx(1 - found["kinds"]["answer"] / found["asked"])
     assert figures["course"]["interval"][0] > figures["fresh"]["interval"][1] and figures["best_sentence"]["mean"] < 0.2

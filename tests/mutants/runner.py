@@ -106,6 +106,10 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "tuning.predict": "predict",
     "tuning.finetune": "tasks",
     "runs.overview": "overview",
+    "course.cells": "course",
+    "course.recorded": "course",
+    "course.adopt": "course",
+    "course.edition": "course",
 }
 WARM = """numpy torch torch._dynamo safetensors.torch tokenizers tqdm matplotlib.pyplot pytest hypothesis filelock
     IPython.core.interactiveshell transformers transformers.models.bert.modeling_bert

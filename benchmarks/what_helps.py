@@ -1,0 +1,119 @@
+"""What helps? Chapter 23's experiment in two stages: all changes with one seed, then the finalists with three.
+
+    OMP_NUM_THREADS=1 python benchmarks/what_helps.py runs/what_helps [--wikitext Salesforce/wikitext]
+
+Runs plans/optimizers.yaml, objectives.yaml and architecture.yaml by `minibert experiment --minutes 1 --seeds 0`. Then the eight best changes and
+the four that papers disagree on are judged on seeds 1 to 3: on the stories for a minute, again with the base's number of
+steps where theirs differs (equal tokens), and with rates of their own on WikiText-2. Some five hours of one core. What is there is not
+repeated, so several processes may share the work: name the stages (a plan, a plan with -2, wikitext).
+Writes minibert/measured/what_helps.json.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import torch
+import yaml
+
+from minibert.core.files import read_json, write_whole
+from minibert.runs.experiment import (
+    find_gains, list_trials, open_text, read_experiment, read_result, run_plan, run_trial)
+from minibert.runs.plan import with_values
+
+ROOT = Path(__file__).resolve().parent.parent
+PLANS = "optimizers", "objectives", "architecture"
+STAGES = *PLANS, *(f"{plan}-2" for plan in PLANS), "wikitext"
+DISPUTED = "neither", "spans", "pre-norm", "Sophia"
+JUDGES = 1, 2, 3
+KEPT = "name", "factor", "steps", "ratio", "value", "gain", "low", "high", "verdict"
+
+
+def plan_file(name: str) -> Path:
+    return ROOT / f"benchmarks/plans/{name}.yaml"
+
+
+def kept(rows: list[dict], folder: Path, seeds: tuple, same: str = "") -> list[dict]:
+    "What the chapter shows of each row, and its accuracy; JSON has no nan and no inf."
+    def finite(value): return value if isinstance(value, str) or math.isfinite(value) else None
+    found = []
+    for row in rows:
+        runs = [folder / f"{row['name']}-x{row['factor']:g}-seed{seed}" for seed in seeds]
+        runs = [own if (own := Path(f"{run}{same}")).exists() else run for run in runs]
+        right = [read_json(run / "summary.json").get("mlm_accuracy", math.nan) for run in runs]
+        found.append({key: finite(row[key]) for key in KEPT if key in row} | dict(accuracy=finite(mean(right))))
+    return found
+
+
+def stage_one(plan: str, out: Path) -> dict:
+    "Every change of a plan, with one seed."
+    folder, rows = run_plan(plan_file(plan), minutes=1, seeds=0, out=str(out / plan))
+    return dict(one_seed=kept(rows, folder, (0,)))
+
+
+def finalists(out: Path) -> dict[str, list[str]]:  # plan -> its changes
+    "The eight changes that gained most with one seed, and the disputed four."
+    rows = {plan: read_json(out / f"{plan}.json")["one_seed"][1:] for plan in PLANS}
+    gains = {row["name"]: row["gain"] or -math.inf for own in rows.values() for row in own if row["name"] not in DISPUTED}
+    chosen = {*sorted(gains, key=gains.get)[-8:], *DISPUTED}
+    return {plan: [row["name"] for row in own if row["name"] in chosen] for plan, own in rows.items()}
+
+
+def write_plan(path: Path, base: dict, changes: dict) -> Path:
+    write_whole(path, yaml.safe_dump(dict(base=base, changes=changes), sort_keys=False))
+    return path
+
+
+def stage_two(plan: str, out: Path) -> dict:
+    "The finalists of a plan with three seeds, at equal time and at equal tokens."
+    values, names = yaml.safe_load(plan_file(plan).read_text()), finalists(out)[plan]
+    path = write_plan(out / f"{plan}-finalists.yaml", values["base"], {name: values["changes"][name] for name in names})
+    folder, time = run_plan(path, minutes=1, seeds=3, out=str(out / plan))
+    plans = read_experiment(path)
+    text = open_text(plans["base"], folder / "text")
+    plans = {name: with_values(own, dict(steps=time[0]["steps"])) for name, own in plans.items()}
+    best, results = {row["name"]: row["factor"] for row in time}, []
+    for trial in list_trials(plans, JUDGES, folder, best):
+        if (steps := next(row["steps"] for row in time if row["name"] == trial.name)) != time[0]["steps"]:
+            if abs(steps / time[0]["steps"] - 1) < 0.03: continue  # the same but for the clock's noise
+            trial = replace(trial, plan=with_values(trial.plan, dict(out=f"{trial.folder}-tokens")))
+        run_trial(trial, text)
+        results.append(read_result(trial))
+    return dict(time=kept(time, folder, JUDGES), tokens=kept(find_gains(results), folder, JUDGES, "-tokens"))
+
+
+def wikitext(out: Path, dataset: str) -> dict:
+    "All finalists on WikiText-2, with rates of their own."
+    changes = {}
+    for plan, names in finalists(out).items():
+        values = yaml.safe_load(plan_file(plan).read_text())
+        changes |= {name: values["changes"][name] for name in names}
+    path = write_plan(out / "wikitext.yaml", values["base"] | dict(dataset=dataset, name="wikitext-2-v1"), changes)
+    folder, rows = run_plan(path, minutes=1, seeds=3, out=str(out / "wikitext"))
+    return dict(time=kept(rows, folder, JUDGES))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("stages", nargs="*", default=STAGES, help=" ".join(STAGES))
+    parser.add_argument("--wikitext", default="Salesforce/wikitext")
+    arguments = parser.parse_args()
+    out = arguments.out
+    for stage in arguments.stages:
+        plan = stage.removesuffix("-2")
+        found = (wikitext(out, arguments.wikitext) if stage == "wikitext" else stage_one(plan, out) if stage == plan else stage_two(plan, out))
+        write_whole(out / f"{stage}.json", json.dumps(found))
+    if not all((out / f"{stage}.json").exists() for stage in STAGES): return
+    found = {stage: read_json(out / f"{stage}.json") for stage in STAGES}
+    machine = f"{platform.machine()}, one thread, torch {torch.__version__}"
+    write_whole(ROOT / "minibert/measured/what_helps.json", json.dumps(dict(machine=machine, minutes=1) | found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
