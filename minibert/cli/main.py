@@ -377,8 +377,8 @@ def run_course_export(options: CourseExport) -> None:
     from minibert.course.grader import export_nbgrader
     names = export_nbgrader(check_free(options.folder), options.chapters)
     print_found(options, dict(folder=options.folder, assignments=names),
-                f"{options.folder}/source has {', '.join(names)}: cd {options.folder} && "
-                f"nbgrader generate_assignment {names[0]} makes the students' copy.")
+                f"Assignments: {len(names)}. cd {options.folder} && nbgrader "
+                f"generate_assignment {names[0]} makes the students' copy.")
 
 
 def run_report(options: CourseReport) -> None:

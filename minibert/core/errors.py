@@ -29,7 +29,7 @@ def explain(problem: BaseException) -> tuple[str, int]:  # one line; the exit co
             and not (problem.name or "").startswith("minibert")):
         if not isinstance(problem, ModuleNotFoundError): return said, 2
         extra = "dev" if problem.name in ("nbformat", "execnb") else "extra"
-        return f"{said}: pip install 'minibert[{extra}]'.", 2
+        return f"{said}: pip install 'minibert-course[{extra}]'.", 2
     if isinstance(problem, OSError):
         named = [str(name) for name in (problem.filename, problem.filename2) if name]
         return ": ".join([*named, problem.strerror] if problem.strerror else [said]), 2

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from .. import __version__
+from .._modidx import d as _nbdev
 from ..core.files import write_whole
 
 # %% auto #0
@@ -52,9 +53,6 @@ print(predict(".", [{!r}]))
 """.strip())
 
 
-_HOME = "https://github.com/minibert/minibert"
-
-
 def write_card(
     folder: str | Path,
     title: str,
@@ -72,7 +70,8 @@ def write_card(
     front, python = dict(library_name="minibert") | front, _PYTHON[hint.split()[0]]
     beside = [f"### {name}\n\n{markdown_table(own)}"
               for name, own in (more or {}).items()]
-    made = f"It was made with [minibert]({_HOME}) {__version__}."
+    home = _nbdev["settings"]["git_url"]
+    made = f"It was made with [minibert]({home}) {__version__}."
     parts = ["---\n" + yaml.safe_dump(front, sort_keys=False) + "---", f"# {title}",
              *about, made, "## How good it is", markdown_table(rows),
              *beside, "## How to use it", "In this folder, in a shell or in Python:",

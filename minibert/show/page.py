@@ -142,8 +142,10 @@ _HEAD = """<!doctype html>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width"><title>%s</title>
-<style>body{font:16px/1.5 sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
-img{max-width:100%%}td,th{text-align:left;padding:.1rem .8rem .1rem 0}</style></head>
+<style>:root{color-scheme:light dark}
+body{font:16px/1.5 sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}
+img{max-width:100%%;border-radius:6px}
+td,th{text-align:left;padding:.1rem .8rem .1rem 0}</style></head>
 <body>"""
 
 
