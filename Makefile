@@ -10,10 +10,9 @@ endif
 PINNED := settings.ini setup.py constraints.txt
 # The pip of Python 3.11 takes half as long again as today's. And Python compiles a package when it is first imported, and keeps that: compiling everything at once would double the time.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -qq
-# The CPU build of PyTorch: its default on Linux brings several gigabytes of CUDA.
-TORCH ?= https://download.pytorch.org/whl/cpu
 # PyTorch's default build for Linux brings 5.9 GB, 19 CUDA packages among them. Without an NVIDIA GPU, its CPU build comes first, if it can be had.
-CPU_TORCH = [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null || $(PIP_INSTALL) --retries 1 --no-deps $(shell grep '^torch==' constraints.txt) --index-url https://download.pytorch.org/whl/cpu
+TORCH ?= https://download.pytorch.org/whl/cpu
+CPU_TORCH = [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null || $(PIP_INSTALL) --retries 1 --no-deps $(shell grep '^torch==' constraints.txt) --index-url $(TORCH)
 TOO_OLD = import sys; sys.exit(sys.version_info < (3, 10) and 'minibert needs Python 3.10 or newer, and this is %s.%s: make PYTHON=python3.12 takes another.' % sys.version_info[:2])
 export PYTHONDONTWRITEBYTECODE :=
 # A .venv whose Python is too old, or gone, is made again.
@@ -72,7 +71,7 @@ student: $(VENV)/.installed-dev  ## a learner's folder, with holes to fill: make
 
 projector: $(VENV)/.installed-dev  ## JupyterLab for a projector: large letters, each section a step
 	mkdir -p $(VENV)/projector && cp -r tools/projector/. $(VENV)/projector
-	cd nbs && JUPYTER_CONFIG_DIR=$(abspath $(VENV))/projector ../$(BIN)/jupyter lab --custom-css
+	JUPYTER_CONFIG_DIR=$(abspath $(VENV))/projector $(BIN)/jupyter lab --config=tools/lab.json --custom-css
 
 wheelhouse: $(VENV)/.made  ## a folder for a stick: everything to install, with PyTorch for the CPU
 	$(BIN)/python -m pip wheel -q -w wheelhouse -c constraints.txt $(TORCH:%=--extra-index-url %) "pip>=25" ".[dev]"
