@@ -20,6 +20,7 @@ from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
 from minibert.core.seeds import seeded
 from minibert.train.optimizers import make_optimizers
+from minibert.nn.shortcuts import fast_attend
 from minibert.parity import assert_same
 from minibert.train.recipe import TrainingConfig
 from minibert.speed import FastBertForPreTraining, synthetic_batch, useful_flops
@@ -302,3 +303,12 @@ def test_bench_from_end_to_end(tmp_path):
     assert picture.axes[0].get_yticklabels()[0].get_text() == "Hugging Face, Trainer"
     for name in ("hf", "trainer"): del case["peers"][name]
     assert "own, plain form" in draw_bench(result).get_suptitle()
+
+
+def test_a_query_that_sees_nothing_keeps_finite_gradients_in_bfloat16():
+    q, k, v = (torch.randn(1, 2, 5, 8, generator=seeded(1, n)).bfloat16().requires_grad_() for n in range(3))
+    mask = torch.zeros(1, 1, 5, 5)
+    mask[..., 3, :] = torch.finfo(mask.dtype).min  # -inf, once it is rounded
+    out = fast_attend(q, k, v, mask)
+    out.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v)) and torch.allclose(out[:, :, 3], v.mean(2), atol=0.02)

@@ -31,7 +31,8 @@ def fast_attend(
     dropout: float = 0.0,  # share of the probs set to 0
 ) -> Tensor:  # (B, H, Q, K)
     "What `attend` finds, by whichever form is faster here."
-    if mask is not None: mask = mask.to(q.dtype)
+    if mask is not None and mask.dtype != q.dtype:  # rounded, its lowest may be -inf
+        mask = mask.to(q.dtype).clamp(min=torch.finfo(q.dtype).min)
     if explicit_is_faster(q): return attend(q, k, v, mask, dropout)[0]
     return F.scaled_dot_product_attention(q, k, v, mask, dropout)
 
