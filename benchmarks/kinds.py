@@ -2,6 +2,7 @@
 
     python benchmarks/kinds.py train          # nine small runs, and three of a T5 that tosses a coin for each token: eight minutes of a core
     python benchmarks/kinds.py ask            # fine-tuned, from scratch and probed: five
+    python benchmarks/kinds.py train --positions 1e7 --work runs/kinds-long    # ten times as long, as three.json: eighty minutes of a core
     python benchmarks/kinds.py tinystories --data FOLDER   # prints the commands of the long runs, twenty minutes of a core each
 
 Each run is a folder in --work, each answer a line of --out, and what is there is not done again. The labels are chapter 19's: from which
@@ -55,13 +56,13 @@ class Coins(Spans):
         return dict(input_ids=inputs, labels=labels, attention_mask=(torch.arange(inputs.shape[1]) < real[:, None]).long()), masks
 
 
-def train(work: Path) -> None:
+def train(work: Path, positions: int) -> None:
     "Each run as a checkpoint in a folder of its own."
     tokenizer, text, _ = open_texts()
     for kind, seed in [(kind, seed) for seed in SEEDS for kind in (*KINDS, "coins")]:
         if (folder := work / f"{kind}-{seed}").exists(): continue
         own, clock = kind.replace("coins", "t5"), time.process_time()
-        model, config = fresh(own, tokenizer, seed), recipe(own, READ, seed)
+        model, config = fresh(own, tokenizer, seed), recipe(own, positions, seed)
         some = Coins(text, tokenizer, 64, seed=seed) if kind == "coins" else examples(kind, text, tokenizer, seed)
         fit(model, some, config, [], Gradients(precision=config.precision))
         save_pretrained(model, tokenizer, folder)
@@ -98,16 +99,22 @@ def compare_spans(work: Path) -> dict:
     return found
 
 
+def brief(found: dict) -> dict:
+    "Of a probe's figures, each layer's accuracy and interval, and the dictionary."
+    return {name: [{key: row[key] for key in ("accuracy", "interval")} for row in found[name]]
+            for name in ("trained", "trained_control", "untrained")} | {name: found[name] for name in ("majority", "best", "words")}
+
+
 class Work:
     "The tables of labels and the file of results."
 
-    def __init__(self, work: Path, out: Path, folder: Path):
+    def __init__(self, work: Path, out: Path, folder: Path, positions: int):
         self.work, self.out, self.folder = work, out, folder
         learned, asked = write_plots(folder)
         self.options = FinetuneConfig(run="-", dataset=learned, test=asked, out="-", epochs=EPOCHS, precision="float32")
         self.parts = read_parts(TASK, self.options)
         self.found = json.loads(out.read_text()) if out.exists() else dict(lines={})
-        self.found |= dict(positions=READ, recipe=dict(epochs=EPOCHS, rates=RATES, dropout=0.1), texts=[len(part) for part in self.parts], machine=(
+        self.found |= dict(positions=positions, recipe=dict(epochs=EPOCHS, rates=RATES, dropout=0.1), texts=[len(part) for part in self.parts], machine=(
             f"{platform.machine()}, one thread, pre-training in {choose_precision('auto')}, torch {torch.__version__}"))
 
     def line(self, name: str, make, *given, **options) -> dict:
@@ -115,7 +122,7 @@ class Work:
         if name not in self.found["lines"]:
             self.found["lines"][name] = make(*given, **options)
             write_whole(self.out, json.dumps(self.found, indent=1) + "\n")
-            print(name, {k: v for k, v in self.found["lines"][name].items() if k != "right"}, flush=True)
+            print(name, self.found["lines"][name].get("accuracy", ""), flush=True)
         return self.found["lines"][name]
 
     def tune(self, kind: str, way: str, seed: int, rate: float) -> dict:
@@ -134,10 +141,10 @@ class Work:
                     right=np.packbits(right).tobytes().hex())
 
 
-def ask(work: Path, out: Path) -> None:
+def ask(work: Path, out: Path, positions: int) -> None:
     "All lines, and the table of them."
     with tempfile.TemporaryDirectory() as place:
-        w, right, table = Work(work, out, Path(place)), {}, {}
+        w, right, table = Work(work, out, Path(place), positions), {}, {}
         n = len(w.parts[2])
         for kind, way in [(kind, way) for way in ("tuned", "scratch") for kind in KINDS]:
             tried = {rate: w.line(f"{kind}/{way}/0/{rate:g}", w.tune, kind, way, 0, rate) for rate in RATES}
@@ -152,6 +159,7 @@ def ask(work: Path, out: Path) -> None:
         for kind in KINDS:
             probed = [w.line(f"{kind}/probe/{seed}", probe_checkpoint, work / f"{kind}-{seed}", limit=SENTENCES, seeds=1, both=True)
                       for seed in SEEDS]
+            w.found["lines"] |= {f"{kind}/probe/{seed}": brief(one) for seed, one in zip(SEEDS, probed)}
             table[f"{kind} probe"] = {name: np.mean([[row["accuracy"] for row in one[name]] for one in probed], 0).tolist()
                                       for name in ("trained", "untrained", "trained_control")} | dict(
                 intervals=[one["trained"][one["best"]]["interval"] for one in probed], majority=probed[0]["majority"])
@@ -170,14 +178,15 @@ def tinystories(data: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["train", "ask", "tinystories"])
+    parser.add_argument("--positions", type=float, default=READ, help="that each run reads")
     parser.add_argument("--data", default="roneneldan/TinyStories")
     parser.add_argument("--work", type=Path, default=Path("runs/kinds"))
     parser.add_argument("--out", type=Path, default=Path("minibert/measured/kinds.json"))
     arguments = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
-    if arguments.what == "train": train(arguments.work)
-    elif arguments.what == "ask": ask(arguments.work, arguments.out)
+    if arguments.what == "train": train(arguments.work, int(arguments.positions))
+    elif arguments.what == "ask": ask(arguments.work, arguments.out, int(arguments.positions))
     else: tinystories(arguments.data)
 
 
