@@ -132,7 +132,10 @@ def copy_project(folder: Path, mutant: Mutant) -> None:
     broken = patch(module.read_text(encoding="utf8"), mutant)
     compile(broken, str(module), "exec")
     module.write_text(broken, encoding="utf8")
-    (folder / notebook(mutant).parent.relative_to(ROOT)).mkdir(parents=True)
+    if mutant.module.startswith("course."):  # it copies the chapters
+        shutil.copytree(ROOT / "nbs", folder / "nbs", ignore=shutil.ignore_patterns("proofs", "answers", ".ipynb_checkpoints"))
+        shutil.copy(ROOT / "setup.py", folder)
+    (folder / notebook(mutant).parent.relative_to(ROOT)).mkdir(parents=True, exist_ok=True)
     shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")  # chapters read its results
     (folder / "tmp").mkdir()
 
