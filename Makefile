@@ -16,7 +16,7 @@ CPU_TORCH = [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null || $(PI
 TOO_OLD = import sys; sys.exit(sys.version_info < (3, 10) and 'minibert needs Python 3.10 or newer, and this is %s.%s: make PYTHON=python3.12 takes another.' % sys.version_info[:2])
 export PYTHONDONTWRITEBYTECODE :=
 # A .venv whose Python is too old, or gone, is made again.
-ifneq ($(shell $(BIN)/python -c "$(TOO_OLD)" 2>&1),)
+ifneq ($(shell $(BIN)/python -c "$(TOO_OLD)" 2>/dev/null && echo fits),fits)
 .PHONY: $(VENV)/.made
 endif
 

@@ -3,6 +3,7 @@ import ast
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
@@ -203,6 +204,25 @@ def test_wheel_has_every_file_and_the_command(tmp_path, monkeypatch):
     run(python, "-c", f"import {', '.join(NAMES)}", cwd=tmp_path)  # each alone is another test
     assert run(python, "-c", "from minibert.data.stories import stories; print(stories(1)[0].text)", cwd=tmp_path).strip()
     assert "pretrain" in run(python.with_name("minibert"), "--help", cwd=tmp_path)
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("python,again", [(sys.executable, False), ("/nowhere", True)])
+def test_make_remakes_an_environment_whose_python_is_gone_or_too_old(tmp_path, python, again):
+    "Both end the same line of the Makefile in words."
+    for name in ("Makefile", "settings.ini", "setup.py", "constraints.txt"): shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(python)
+    for name in (".made", ".installed"): (tmp_path / ".venv" / name).touch()
+    assert ("-m venv --clear .venv" in run("make", "-n", "demo", cwd=tmp_path)) == again
+
+
+def test_the_workflow_runs_the_readmes_lines():
+    "But for `make test`, which is a job of its own."
+    workflow = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf8")
+    blocks = re.findall(r"```(?:sh|bat)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf8"), re.S)
+    lines = [line.split("  #")[0].strip() for line in "".join(blocks).splitlines()]
+    assert len(lines) == 7 and not [line for line in lines if line not in workflow and line != "make test"]
 
 
 def test_the_command_is_python_m_minibert_too():
