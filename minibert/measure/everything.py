@@ -18,6 +18,7 @@ from ..core.files import read_json, write_whole
 from ..core.progress import say
 from ..data.stories import stories
 from ..hub.files import whole_folder
+from .health import SENTENCES, judge_health
 from .heads import name_heads, score_heads
 from .probe_runs import draw_layers, layer_names, probe_checkpoint
 from ..nn.kinds import load_reading, reading_tokenizer
@@ -32,7 +33,8 @@ from ..tuning.finetune import run_finetuning
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['PARTS', 'Measured', 'measure_text', 'measure_heads', 'measure_words', 'write_plots', 'measure_tuning', 'evaluate_all']
+__all__ = ['PARTS', 'Measured', 'measure_text', 'measure_heads', 'measure_words', 'write_plots', 'measure_tuning',
+           'measure_health', 'evaluate_all']
 
 # %% ../../nbs/reference/measure/everything.ipynb #f2c785da
 @dataclass(frozen=True)
@@ -110,7 +112,16 @@ def measure_tuning(run: OpenedRun, quick: bool) -> Measured:
     return Measured("Fine-tuning", found, TASK.rows(found))
 
 
-PARTS = [measure_text, measure_heads, measure_words, measure_tuning]
+def measure_health(run: OpenedRun, quick: bool) -> Measured:
+    "Was the training well? Its verdicts, as far as its figures tell."
+    kept, lines = run.folder / "summary.json", read_metrics(run.folder)
+    summary = read_json(kept) if kept.is_file() else {}
+    names = judge_health(lines, summary, run.task.main) or ["nothing is wrong"]
+    rows = [(name, SENTENCES.get(name, "as far as its metrics tell")) for name in names]
+    return Measured("Health", dict(verdicts=names), [("verdict", "what to do"), *rows])
+
+
+PARTS = [measure_text, measure_health, measure_heads, measure_words, measure_tuning]
 
 # %% ../../nbs/reference/measure/everything.ipynb #8d86cd14
 def evaluate_all(

@@ -176,7 +176,7 @@ def test_all_of_a_run_in_one_report(first_run, tmp_path):
     run = shutil.copytree(first_run, tmp_path / "1")
     before = (run / "README.md").read_text()
     found = as_json("evaluate", run, "--all", "--quick")
-    assert {"Held-out text", "Heads", "Probe", "Fine-tuning", "quick", "page", "card"} == found.keys()
+    assert {"Held-out text", "Health", "Heads", "Probe", "Fine-tuning", "quick", "page", "card"} == found.keys()
     card = (run / "README.md").read_text()
     assert card.replace(card[card.index("### Heads"):card.index("## How to use it")], "") == before
     assert (run / "report/index.html").read_text().count("<img") == 3
