@@ -6,7 +6,7 @@ A reader learns from the questions about 800 stories of the training split and a
 three seeds, at the learning rate of four whose validation loss was lowest on a fourth seed. Each run is added to --out
 when it is done, and what is there is not done again. `f1` and `exact` hold one byte a question, its score in percent; an interval is of the mean over the seeds, for another draw of stories. `cpu_seconds` are
 those of one thread, from reading the questions to the last figure. `best_in_windows` is the best possible reader who sees one
-window at a time; `about another` are questions about a name or a thing that the story hasn't.
+window at a time; `something else` are questions about a name or a thing that the story hasn't.
 """
 import argparse
 import json
@@ -38,7 +38,7 @@ from minibert.weights import save_pretrained
 RECIPE = dict(epochs=2, dropout=0.0)
 RATES = 5e-4, 1e-3, 2e-3, 4e-3
 STORIES, ASKED, SEEDS, CHOOSES = 800, 600, (0, 1, 2), 3
-KINDS = "answer", "not told", "about another"
+KINDS = "answer", "not told", "something else"
 
 
 def write(path: Path, questions: Questions) -> str:
@@ -113,7 +113,7 @@ def main() -> None:
     keep_freed_memory()
     told = story_questions(stories(150, split="test"))
     last = {text: k for k, (_, text) in enumerate(told.texts)}  # is about what the story hasn't
-    kinds = np.array(["answer" if own else "about another" if last[text] == k else "not told" for k, ((_, text), own) in enumerate(zip(told.texts, told.labels))])[:ASKED]
+    kinds = np.array(["answer" if own else "something else" if last[text] == k else "not told" for k, ((_, text), own) in enumerate(zip(told.texts, told.labels))])[:ASKED]
     test = told.take(range(ASKED))
     result = json.loads(path.read_text()) if path.exists() else {"runs": {}}
     result |= dict(recipe=RECIPE | dict(rates=RATES), stories=STORIES, asked=len(test), kinds={kind: int((kinds == kind).sum()) for kind in KINDS})

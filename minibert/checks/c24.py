@@ -48,12 +48,14 @@ WHICH = Exercise(
               "up all legal pairs.", answer=(3, 3)),
         Wrong("That's the best span without the limit, and it has four tokens: 3 are "
               "allowed.", answer=lambda: _best(longest=10)),
-        Wrong("Your span begins in the question. Only the places 3 to 8 are text.",
+        Wrong("Your span begins in the question. Only the positions 3 to 8 are text.",
               answer=lambda: _best(tokens=range(10)),
-              also=(lambda: _best(longest=10, tokens=range(10)), (1, 9), (9, 9))),
-        Wrong("You count from the text's first token. The places are those of the row, with "
+              also=(lambda: _best(longest=10, tokens=range(10)), (1, 9))),
+        Wrong("Your span ends at the last [SEP], which isn't text.",
+              answer=lambda: _best(tokens=range(3, 10)), also=((9, 9),)),
+        Wrong("You count from the text's first token. The positions are those of the row, with "
               "[CLS] at 0.", answer=(1, 2)),
-        Wrong("You give the place behind the last token, as a slice has it: give the last "
+        Wrong("You give the position after the last token, as a slice has it: give the last "
               "token itself.", answer=(4, 6)),
         Wrong("Start and end are exchanged: the start comes first.", answer=(5, 4)),
     ),
@@ -309,7 +311,7 @@ CURE = Experiment(
         Wrong("The second model of each pair has learned from the borrowed questions alone, "
               "and never answers: it should get `more`, which has both.",
               answer=((0.8163, 0.3241), (0.8058, 0.3241), (0.8215, 0.3241))),
-        Wrong("You asked only questions about another: the mean goes over *all* test "
+        Wrong("You asked only questions about something else: the mean goes over *all* test "
               "questions, since a cure may harm the others.",
               answer=((0.008, 0.622), (0.039, 0.575), (0.016, 0.882))),
         Wrong("You asked only the questions that have an answer: the mean goes over *all* "
@@ -328,8 +330,9 @@ CURE = Experiment(
         "runs = [(f1_of(train, seed), f1_of(..., seed)) for seed in range(3)]\n"
         "interval = mean_interval(b - a for a, b in runs)\n",
     ),
-    note="Questions about another: from 2 % right to 72 %. Questions with an answer: from "
-         "97 % to 41 %. So the model has hardly learned to compare: it's silent more often, "
-         "whatever it's asked. Five times as many stories and 3,000 steps didn't change that "
+    note="Over four seeds, questions about something else: from 2 % right to 72 %. Questions with an "
+         "answer: from 97 % to 41 %. The model hasn't learned to compare. With 58 % of the "
+         "questions unanswerable, in place of 33 %, it's silent more often, whatever it's "
+         "asked. Five times as many stories and 3,000 steps didn't change that "
          "(one seed: 76 % and 26 %).",
 )
