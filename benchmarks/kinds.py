@@ -70,16 +70,16 @@ def train(work: Path, positions: int) -> None:
 
 
 def masked_nats(model, questions: Spans) -> tuple[np.ndarray, np.ndarray]:
-    "What a T5 pays for each hidden token of 800 texts, sentinels and ends left out, and the text of each."
+    "What a T5 pays for each hidden token of the held-out texts, 800 at most, sentinels and ends left out, and the text of each."
     losses, rows, (_, batch, _) = [], [], questions.in_order(25, 32)
     with evaluating(model):
-        for k in range(25):
-            part = {name: values[32 * k:32 * k + 32] for name, values in batch.items()}
+        for k in range(0, len(batch["labels"]), 32):
+            part = {name: values[k:k + 32] for name, values in batch.items()}
             labels = part["labels"]
             nats = torch.nn.functional.cross_entropy(model(**part).logits.double(), labels[labels != -100], reduction="none")
             text = (labels >= 0) & (labels < questions.tokenizer.vocab_size) & (labels != questions.tokenizer.sep_id)
             losses.append(nats[text[labels != -100]])
-            rows.append(32 * k + text.nonzero()[:, 0])
+            rows.append(k + text.nonzero()[:, 0])
     return torch.cat(losses).numpy(), torch.cat(rows).numpy()
 
 

@@ -61,3 +61,10 @@ def test_readers_of_stories_on_three_seeds():
     figures = {name: own["f1"] for name, own in found["figures"].items()}
     assert figures["best_possible"]["mean"] == 1 and figures["no_answer"]["mean"] == pytest.approx(1 - found["kinds"]["answer"] / found["asked"])
     assert figures["course"]["interval"][0] > figures["fresh"]["interval"][1] and figures["best_sentence"]["mean"] < 0.2
+
+
+def test_a_coin_for_each_token_teaches_a_t5_less():  # chapter 21
+    coins, unigram = table("kinds")["coins"], table("three")["baselines"]["masked"]["unigram_loss"]
+    shown = {name: [round(own["nats"], 2), *(round(end, 2) for end in own["interval"])] for name, own in coins.items()}
+    assert shown["t5 asked spans"] == [2.97, 2.92, 3.01] and shown["coins asked coins"] == [5.07, 5.02, 5.12]
+    assert round(unigram, 2) == 4.93 < coins["coins asked coins"]["interval"][0]

@@ -61,7 +61,7 @@ def test_a_config_that_describes_no_model_of_ours_is_named(bare, changes):
 
 
 @pytest.mark.parametrize("words", [("fill-mask", "RUN", "a [MASK]"), ("classify", "RUN", "a"), ("next-sentence", "RUN", "a", "b"),
-                                   ("finetune", "RUN", "--dataset", "who.csv"), ("pretrain", "--start", "RUN", "--length", 32, "--out", "new")], ids=lambda w: w[0])
+                                   ("finetune", "RUN", "--dataset", "who.csv", "--frozen"), ("pretrain", "--start", "RUN", "--length", 32, "--out", "new")], ids=lambda w: w[0])
 def test_a_model_of_another_kind_is_refused(bare, gpt, words):
     shutil.rmtree(bare)
     shutil.copytree(gpt, bare)

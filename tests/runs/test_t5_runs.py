@@ -86,18 +86,13 @@ def test_generate_fills_gaps(t5_run):
     (("generate", "RUN", "anna lost her ball."), "no gap"), (("generate", "RUN", ""), "no gap"),
     (("generate", "RUN", "[MASK] a " * 33), "33 gaps"), (("generate", "RUN", "[MASK]", "--top-p", 0), "top_p"),
     (("fill-mask", "RUN", "a [MASK]"), "minibert classify or generate"), (("next-sentence", "RUN", "a", "b"), "next sentences"),
-    (("probe", "RUN"), "BERT"), (("classify", "RUN", "a"), "T5ForConditionalGeneration"),
+    (("classify", "RUN", "a"), "T5ForConditionalGeneration"),
     (("pretrain", "--model", "t5", "--objectives", "mlm"), "--objectives"), (("pretrain", "--objectives", "span"), "span"),
     (("pretrain", "--model", "t5", "--length", 999), "55 gaps"), (("pretrain", "--model", "t5", "--length", 2), "give 3 or more"),
     (("pretrain", "--model", "gpt", "--start", "RUN"), "--model is gpt"), (("pretrain", "--model", "t5", "--positions", "rotary"), "--positions"),
 ])
 def test_what_a_t5_cannot_do_is_one_sentence(t5_run, tmp_path, words, said):
     assert said in refused(*(t5_run if word == "RUN" else word for word in words), cwd=tmp_path)
-
-
-def test_fine_tuning_wants_a_bert(t5_run, tmp_path):
-    (tmp_path / "who.csv").write_text("text,label\n" + "".join(f"{who} ran {n}.,{who}\n" for n in range(20) for who in ("anna", "tom")))
-    assert "T5ForConditionalGeneration" in refused("finetune", t5_run, "--dataset", tmp_path / "who.csv", cwd=tmp_path)
 
 
 @pytest.mark.slow

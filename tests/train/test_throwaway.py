@@ -197,7 +197,7 @@ class BagTask(Task):
     objectives, main = {"clm": ("next number", "unigram")}, {"clm_loss": None}
     def config(self, plan, vocab_size): return BagConfig(vocab_size)
     def examples(self, plan, corpus, tokenizer): return Steps(corpus)
-    def figures(self, model, run): return evaluate(model, self.held_out(run.plan, run.val, run.tokenizer), batches=2)
+    def figures(self, model, run, batches=2): return evaluate(model, self.held_out(run.plan, run.val, run.tokenizer), batches=batches)
     def rows(self, summary): return writer_rows(summary, "clm", "next number")
 
 
