@@ -178,7 +178,7 @@ def test_all_of_a_run_in_one_report(first_run, tmp_path):
     found = as_json("evaluate", run, "--all", "--quick")
     assert {"Held-out text", "Health", "Heads", "Probe", "Fine-tuning", "quick", "page", "card"} == found.keys()
     card = (run / "README.md").read_text()
-    assert card.replace(card[card.index("### Heads"):card.index("## How to use it")], "") == before
+    assert card.replace(card[card.index("### Health"):card.index("## How to use it")], "") == before
     assert (run / "report/index.html").read_text().count("<img") == 3
     assert sum(map(len, found["Heads"].values())) == 4  # every head has a name
 
