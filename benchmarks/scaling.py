@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import yaml
 from scipy.optimize import least_squares
+from what_helps import ROOT, plan_file, write_plan
 
 from minibert.core.files import read_json, write_whole
 from minibert.core.seeds import seeded
@@ -26,8 +27,6 @@ from minibert.runs.experiment import (
 from minibert.runs.tasks import task_of
 from minibert.speed import useful_flops
 
-ROOT = Path(__file__).resolve().parent.parent
-PLAN = ROOT / "benchmarks/plans/sizes.yaml"
 TEXTS = "stories", "wikitext"
 BASE = dict(parameters=109_482_240, tokens=137e9)  # BERT-base: a million steps of 256 texts, 90 % of 128 tokens
 
@@ -49,8 +48,8 @@ def describe(trial, text) -> dict:
 
 def study(name: str, dataset: dict, out: Path) -> dict:
     "Five sizes with three budgets on one text."
-    values, path = yaml.safe_load(PLAN.read_text()), out / f"{name}.yaml"
-    write_whole(path, yaml.safe_dump(values | dict(base=values["base"] | dataset), sort_keys=False))
+    values = yaml.safe_load(plan_file("sizes").read_text())
+    path = write_plan(out / f"{name}.yaml", values["base"] | dataset, values["changes"])
     folder, _ = run_plan(path, minutes=1, seeds=0, out=str(out / name))
     plans, times = read_experiment(path), read_json(folder / "times.json")
     text = open_text(plans["base"], folder / "text")

@@ -81,9 +81,11 @@ def draw_class(found: dict[str, dict[str, dict]], out: Path) -> None:
     "Draw who has solved what, and in how many tries, into a PNG file."
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
+
+    from minibert.show.plots import write_figure
     names = sorted({name for learners in found.values() for name in learners})
     size = 2.5 + 0.5 * len(found), 1.2 + 0.35 * len(names)
-    figure = Figure(size, layout="constrained")
+    figure = Figure(size, dpi=120, layout="constrained")
     axis = figure.subplots()
     states = [[1 + way[name]["solved"] if name in way else 0 for way in found.values()]
               for name in names]
@@ -95,4 +97,4 @@ def draw_class(found: dict[str, dict[str, dict]], out: Path) -> None:
     axis.set_xticks(range(len(found)), [*found], rotation=90)
     axis.set_yticks(range(len(names)), names)
     axis.set_title("tries: blue is solved, orange is open", fontsize=11)
-    figure.savefig(out, dpi=120)
+    write_figure(figure, out)

@@ -14,9 +14,8 @@ import numpy as np
 from ..runs.asking import warn_unknown
 from ..core.errors import UserError
 from ..core.files import atomic_dir, check_free, write_whole
-from ..hub.families import reads
 from .probes import Row, probe_roles, probe_tags, probe_words
-from ..nn.kinds import load_reading, reading_tokenizer
+from ..nn.kinds import load_reading, most_tokens, reading_tokenizer
 from ..probing import TaggedText, tag_stories
 from ..data.stories import stories
 from ..data.tables import read_rows
@@ -183,7 +182,7 @@ def _write(result: dict, out: Path) -> None:
 # %% ../../nbs/reference/measure/probe_runs.ipynb #5f8b26cf
 def _of_table(bert, tokenizer, path, limit, both, seeds, **options) -> dict:
     "Probe a table of sentence, word, label, split by word."
-    most = int(min(reads(bert.config), tokenizer.max_length))
+    most = most_tokens(bert, tokenizer)
     rows, words, labels = (
         column[:limit] for column in read_word_table(path, tokenizer, most, both))
     warn_unknown(path, tokenizer, [*chain(*(row.ids[1:-1] for row in rows))])

@@ -16,7 +16,7 @@ from ..core.precision import check_finite, evaluating
 from ..core.seeds import seeded
 from ..data.stories import Story
 from ..evaluation import Z, row_interval, wilson
-from ..hub.families import reads
+from ..nn.kinds import most_tokens
 from ..model import BertModel
 from ..nn.classifier_parts import make_encoder
 from minibert.probing import (
@@ -86,28 +86,32 @@ def extract(
 ) -> Tensor:  # (L, N, D), float32: layers + 1, all places of all rows in order
     "The frozen vectors at the rows' places, of the embeddings and of each layer."
     starts = np.cumsum([0] + [len(row.places) for row in rows])
+    found = None
     with evaluating(bert) as device, torch.inference_mode():
-        def read(some: list[int]) -> Tensor:  # (L, B, S, D)
+        for some in _by_length(rows, tokens):
             batch = _inputs([rows[k] for k in some], bert.config.pad_token_id)
             batch = {name: ids.to(device) for name, ids in batch.items()}
-            return torch.stack(bert(**batch).hidden_states).float().cpu()
-        L, _, _, D = read([0]).shape
-        with torch.inference_mode(False):  # probes go on with it
-            found = torch.empty(L, int(starts[-1]), D)
-        for some in _by_length(rows, tokens):
-            states = read(some)
+            states = torch.stack(bert(**batch).hidden_states).float().cpu()
+            if found is None:
+                with torch.inference_mode(False):  # probes go on with it
+                    found = torch.empty(len(states), starts[-1], states.shape[-1])
             for j, k in enumerate(some):
                 found[:, starts[k]:starts[k + 1]] = states[:, j, rows[k].places]
     check_finite("The model's vectors", found)
     return found
 
 # %% ../../nbs/reference/measure/probes.ipynb #ec64076d
+def _side_by_side(bert, rows: Sequence[Row], words: int) -> Tensor:  # (L, words, D)
+    "The vectors of words, those of each word's places side by side."
+    return extract(bert, rows).unflatten(1, (words, -1)).flatten(2)
+
+
 def _vectors(bert, texts, tokenizer, both: bool) -> list[Tensor]:  # (L, N, D)
     "Standardised vectors of the texts' words."
-    found, longest = [], int(min(reads(bert.config), tokenizer.max_length))
+    found, longest = [], most_tokens(bert, tokenizer)
     for text in texts:
         rows = place_words(text.words, tokenizer, longest, both)
-        found.append(extract(bert, rows).unflatten(1, (len(text), -1)).flatten(2))
+        found.append(_side_by_side(bert, rows, len(text)))
     standardise_(*found)
     return found
 
@@ -264,11 +268,11 @@ def probe_words(
     share = torch.eye(len(types), dtype=torch.float64)[word]  # (N, W)
     result, told = {}, None
     for kind in "untrained", "trained":
-        said, vectors = [], kind == "trained" and _of_rows(bert, rows)
+        said, vectors = [], kind == "trained" and _side_by_side(bert, rows, len(rows))
         for seed in range(seeds):
             if kind == "untrained":
                 fresh = make_encoder(bert.config, seeded(seed, 2, 17))
-                vectors = _of_rows(fresh, rows)
+                vectors = _side_by_side(fresh, rows, len(rows))
             fold = deal_words(words, labels, min(folds, len(types)), seed)
             said.append(_unmet(vectors, wanted, torch.from_numpy(fold), seed, **fit))
         told = torch.stack(said)
@@ -283,10 +287,6 @@ def probe_words(
         by_tag=_by_tag(right, wanted, names.tolist()),
         confusion=_confusion(told[:, best], wanted, len(names)))
 
-
-def _of_rows(bert: BertModel, rows: Sequence[Row]) -> Tensor:  # (L, N, D)
-    "The vectors of rows, each row's side by side."
-    return extract(bert, rows).unflatten(1, (len(rows), -1)).flatten(2)
 
 # %% ../../nbs/reference/measure/probes.ipynb #8575c30e
 _PEOPLE = ("hero", "friend")
@@ -363,7 +363,7 @@ def _ask_roles(bert, parts, seed: int, least: int) -> list[tuple[float, float]]:
 # %% ../../nbs/reference/measure/probes.ipynb #2b2de7e0
 def _both_orders(bert, tokenizer, parts) -> list[list[Role]]:
     "The questions of train and dev; ValueError where an order of people is missing."
-    longest = int(min(reads(bert.config), tokenizer.max_length))
+    longest = most_tokens(bert, tokenizer)
     found = [name_roles(part, tokenizer, longest) for part in parts]
     if not all({q.hero_first for q in part} == {True, False} for part in found):
         raise ValueError("Too few stories have both orders of the two people: give "

@@ -15,7 +15,7 @@ from torch import nn
 
 from ..finetuning import BertClassifier
 from ..gpt import GPTConfig, GPTForCausalLM
-from ..hub.families import find_family, resolve
+from ..hub.families import find_family, reads, resolve
 from ..hub.files import find_checkpoint, read_kind
 from ..model import BertOutput, initialise_
 from .classifier_parts import Labelled, sizes_of
@@ -24,8 +24,8 @@ from ..tokenizer import WordPieceTokenizer
 from ..weights import load_encoder, load_pretrained
 
 # %% auto #0
-__all__ = ['CLASSIFIERS', 'BareEncoder', 'GPTModel', 'T5EncoderModel', 'load_reading', 'reading_tokenizer', 'GPTClassifierConfig',
-           'T5ClassifierConfig', 'GPTClassifier', 'T5Classifier']
+__all__ = ['CLASSIFIERS', 'BareEncoder', 'GPTModel', 'T5EncoderModel', 'load_reading', 'reading_tokenizer', 'most_tokens',
+           'GPTClassifierConfig', 'T5ClassifierConfig', 'GPTClassifier', 'T5Classifier']
 
 # %% ../../nbs/reference/nn/kinds.ipynb #0798c0b8
 class BareEncoder(nn.Module):
@@ -79,6 +79,11 @@ def reading_tokenizer(name_or_folder: str | Path) -> WordPieceTokenizer:
     _, family, _ = read_kind(find_checkpoint(name_or_folder))
     if not family.template: tokenizer.cls_id = tokenizer.sep_id
     return tokenizer
+
+
+def most_tokens(model: nn.Module, tokenizer: Any) -> int:
+    "How many tokens of a text a model is given; a T5 sets no limit, so 512."
+    return int(min(reads(model.config), tokenizer.max_length or 512))
 
 # %% ../../nbs/reference/nn/kinds.ipynb #3e94500d
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from ..train.checkpoints import list_checkpoints, only_run_in
 from ..train.processes import (
     any_process, first_alone, join_processes, own_device)
 from ..train.recipe import TrainingConfig
+from ..nn.kinds import most_tokens
 from .tasks import (
-    FinetuningTask, finetuning_task, most_tokens, warn_cut)
+    FinetuningTask, finetuning_task, warn_cut)
 from ..weights import save_pretrained
 
 # %% auto #0

@@ -29,8 +29,9 @@ from ..nn.classifier_parts import pool
 from ..runs.asking import check_weights
 from ..tokenizer import WordPieceTokenizer
 from ..train.processes import named_device
+from ..nn.kinds import most_tokens
 from .tasks import (
-    FinetuningTask, load_tuned, most_tokens, task_for, warn_cut)
+    FinetuningTask, load_tuned, task_for, warn_cut)
 from ..weights import load_encoder
 
 # %% auto #0

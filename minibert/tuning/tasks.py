@@ -21,7 +21,7 @@ from ..core.seeds import seeded
 from ..data.labels import Examples, ExampleSampler, ask
 from ..evaluation import row_interval, wilson
 from ..finetuning import BertClassifier
-from ..hub.families import choose, reads
+from ..hub.families import choose
 from ..model import BertModel
 from ..nn.kinds import load_reading, reading_tokenizer
 from ..runs.asking import (
@@ -31,8 +31,8 @@ from ..runs.tasks import with_dropout
 from ..weights import load_pretrained
 
 # %% auto #0
-__all__ = ['FINETUNING', 'set_dropout_', 'start_classifier', 'most_tokens', 'FinetuningTask', 'label_figures', 'label_rows',
-           'row_difference', 'warn_cut', 'finetuning_task', 'task_for', 'load_tuned']
+__all__ = ['FINETUNING', 'set_dropout_', 'start_classifier', 'FinetuningTask', 'label_figures', 'label_rows', 'row_difference',
+           'warn_cut', 'finetuning_task', 'task_for', 'load_tuned']
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #bb97a3bc
 def set_dropout_(model: nn.Module, rate: float) -> None:
@@ -73,11 +73,6 @@ def start_classifier(
 
 # %% ../../nbs/reference/tuning/tasks.ipynb #628dbdef
 _WORDS = dict(majority="commonest label")  # for sources of figures
-
-
-def most_tokens(model: nn.Module, tokenizer: Any) -> int:
-    "How many tokens of a text a model is given; a T5 sets no limit, so 512."
-    return int(min(reads(model.config), tokenizer.max_length or 512))
 
 
 class FinetuningTask:
