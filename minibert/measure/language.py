@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.precision import evaluating
+from ..data.stories import Story
 from ..evaluation import row_interval
 from .probes import place_words, share_interval
 from ..model import BertModel, attentions
@@ -20,7 +21,7 @@ from ..nn.kinds import most_tokens
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
-__all__ = ['Linked', 'attend_words', 'links_right', 'best_of', 'score_links']
+__all__ = ['Linked', 'attend_words', 'links_right', 'best_of', 'score_links', 'pronoun_links']
 
 # %% ../../nbs/reference/measure/language.ipynb #35a60005
 class Linked(NamedTuple):
@@ -84,7 +85,8 @@ def score_links(
              and len(place_words([text.words], tokenizer, longest)) == 1]
     right = links_right(bert, tokenizer, texts).numpy()
     number = np.repeat(np.arange(len(texts)), [len(text.links) for text in texts])
-    relation, word, other = map(np.array, zip(*(x for text in texts for x in text.links)))
+    links = [link for text in texts for link in text.links]
+    relation, word, other = map(np.array, zip(*links))
     offsets, table = np.delete(np.arange(-reach, reach + 1), reach), {}
     for name in ["all", *np.unique(relation).tolist()]:
         here = (relation == name) | (name == "all")
@@ -93,11 +95,25 @@ def score_links(
         fixed = (other - word == offsets[:, None])[:, here]
         offset, beside = best_of(fixed, number[here])
         odd = number[here & (number % 2 == 1)]
-        def figure(values, interval): return [float(values.mean()), *interval(values, odd)]
+        figures = dict(head_right=(looked, share_interval),
+                       offset_right=(beside, share_interval),
+                       gain=(looked - beside, row_interval))
         table[name] = dict(
             links=len(odd), offset=int(offsets[offset]),
             head=[int(k) for k in np.unravel_index(head, right.shape[:-1])],
-            head_right=figure(looked, share_interval),
-            offset_right=figure(beside, share_interval),
-            gain=figure(looked - beside, row_interval))
+        ) | {key: [float(answers.mean()), *interval(answers, odd)]
+             for key, (answers, interval) in figures.items()}
     return table
+
+# %% ../../nbs/reference/measure/language.ipynb #35a6000e
+def pronoun_links(stories: Sequence[Story]) -> list[Linked]:
+    "Sentences, each with the one before, and their pronouns linked to names."
+    texts = []
+    for story in stories:
+        for s, words in enumerate(story.words):
+            before = story.words[s - 1] if s else ()
+            start = {s - 1: 0, s: len(before)}
+            texts.append(Linked([*before, *words], [
+                (story.columns[s][w].lstrip("dfr"), start[s] + w, start[at] + name)
+                for t, w, at, name in story.mentions if t == s and at in start]))
+    return texts

@@ -27,7 +27,7 @@ def head_products(
 # %% ../../nbs/reference/measure/spectra.ipynb #35b60009
 def singular_values(
     layer: EncoderLayer,
-) -> dict[str, Tensor]:  # query-key, value-output: (H, D); up, down: (D,); largest first
+) -> dict[str, Tensor]:  # (H, D) of the products, (D,) of up and down
     "The singular values of a layer's matrices; the first is the spectral norm."
     score, added = head_products(layer.attention)
     up, down = layer.feed_forward.up.weight, layer.feed_forward.down.weight
