@@ -1,0 +1,8 @@
+// On paper everything is light and unfolded, but for the hints.
+let theme;
+addEventListener("beforeprint", () => {
+  theme = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
+  document.querySelectorAll("details:not(.hint)").forEach(part => part.open = true);
+});
+addEventListener("afterprint", () => document.documentElement.dataset.theme = theme);
