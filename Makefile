@@ -110,4 +110,4 @@ readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, the list of 
 	$(BIN)/python tools/make_teaching.py
 
 clean:  ## take the environment and what was built away
-	rm -rf $(VENV) _docs _proc build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) _docs _proc jupyter_execute build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
