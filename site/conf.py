@@ -26,12 +26,13 @@ nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline", "fieldlist"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
-python_maximum_signature_line_length = 72
 toc_object_entries_show_parents = "hide"
 add_module_names = False
 html_math_renderer = "mathml"
 
 html_theme = "pydata_sphinx_theme"
+templates_path = ["_templates"]
+html_domain_indices = False
 html_static_path = ["_static"]
 html_extra_path = ["../_proc/extra"]
 html_css_files = ["site.css"]
@@ -70,7 +71,7 @@ class LinkNames(SphinxPostTransform):
         objects = self.env.domains.python_domain.objects
         code = "\n".join(block.astext() for block in self.document.findall(nodes.literal_block))
         for literal in list(self.document.findall(nodes.literal)):
-            if isinstance(literal.parent, (nodes.reference, nodes.title)): continue
+            if nested(literal): continue
             name = literal.astext().removesuffix("()")
             found = [full for full in names_ending(self.env)[name] if sure(name, full, code)]
             nearest = min((full.count(".") for full in found), default=0)
@@ -78,6 +79,11 @@ class LinkNames(SphinxPostTransform):
             entry = objects[found[0]]
             uri = self.app.builder.get_relative_uri(self.env.docname, entry.docname) + f"#{entry.node_id}"
             literal.replace_self(nodes.reference("", "", literal.deepcopy(), internal=True, refuri=uri))
+
+
+def nested(node: nodes.Node) -> bool:
+    "Whether it stands in a link or a heading."
+    return node is not None and (isinstance(node, (nodes.reference, nodes.title)) or nested(node.parent))
 
 
 def names_ending(env) -> dict[str, list[str]]:

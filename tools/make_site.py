@@ -130,7 +130,7 @@ class Site:
         if re.match(r"#\| hide", source): return []
         if found := re.match(r'check\("(\d\d\w?)\.(\d)", .+\)$', source.strip()): return [self.check(*found.groups(), source.strip())]
         label = f"(cell-{cell['id']})=\n" if re.match(r"#\| export", source) else ""
-        source = re.sub(r"^#\| .*\n?|from importlib.util import find_spec\n(if .*\n( .*\n)+)+", "", source, flags=re.M).strip()
+        source = re.sub(r"\A(#\|.*\n?)+|^from importlib.util import find_spec\n(if .*\n( .*\n)+)+", "", source, flags=re.M).strip()
         folds = {"source_hidden": "hide-input", "outputs_hidden": "hide-output"}
         tags = {folds[key] for key in folds if meta.get("jupyter", {}).get(key)}
         if not cell["outputs"]: tags.discard("hide-output")
@@ -147,6 +147,7 @@ class Site:
         name = path.relative_to(self.nbs).as_posix()
         self.up = "../" * name.count("/")
         book, cells = json.loads(path.read_text(encoding="utf8")), []
+        book["metadata"].pop("widgets", None)  # for them Sphinx would load scripts from elsewhere
         for cell in book["cells"]:
             if cell["cell_type"] == "code": cells += self.code(cell)
             elif text := self.links("".join(cell["source"]), path): cells.append(markdown(text))
@@ -212,10 +213,10 @@ class Site:
         modules = [Module(path, self.folder) for path in sorted((self.folder / "minibert").rglob("*.py"))]
         names = {f"{module.name}.{name}" for module in modules for name in module.names}
         for module in modules:
-            if module.names:
+            if module.names or module.again:
                 rooms.setdefault(module.room, []).append(module.name)
                 self.write(f"api/{module.short}.md", module.page(names))
-                rows = " · ".join(f"{{py:obj}}`~{module.name}.{name}`" for name in module.names)
+                rows = " · ".join(f"{{py:obj}}`~{module.name}.{name}`" for name in module.names) or " · ".join(f"{{py:obj}}`~.{name}`" for name in module.again)
                 rooms[module.room][-1] = f"| [`{module.short}`]({module.short}.md) | {escaped(module.says)} | {rows} |"
         public = ast.literal_eval(re.search(r"_MODULES = (\{.*?\})", (self.folder / "minibert/__init__.py").read_text(encoding="utf8"), re.S)[1])
         short = " · ".join(f"{{py:obj}}`~minibert.{module}.{name}`" for module, names in public.items() for name in names.split())
@@ -243,7 +244,9 @@ class Module:
         self.comments = {token.start[0]: token.string.lstrip("# ") for token in tokenize.generate_tokens(io.StringIO(self.text).readline) if token.type == tokenize.COMMENT}
         self.defined = {name: node for node in self.tree.body for name in names_of(node)}
         found = self.defined.get("__all__")
-        self.names = [name for name in ast.literal_eval(found.value) if name in self.defined] if found and self.book else []
+        names = ast.literal_eval(found.value) if found and self.book else []
+        self.names = [name for name in names if name in self.defined]
+        self.again = [name for name in names if name not in self.defined]  # of other modules
 
     def source(self, node: ast.AST) -> str:
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
@@ -292,6 +295,7 @@ class Module:
         shadowed = [":no-index:"] if self.name in names else []  # a function has the module's name
         lines = [f"# {self.short}", "", escaped(self.says), "", f"From [{title_of(self.book)}](../{self.page_of}).", "",
                  f"```{{py:module}} {self.name}", *shadowed, "```", ""]
+        if self.again: lines += ["Also here: " + ", ".join(f"{{py:obj}}`~.{name}`" for name in self.again) + ".", ""]
         for name in self.names: lines += self.entry(name, self.defined[name])
         return "\n".join(lines)
 
@@ -303,12 +307,10 @@ def names_of(node: ast.AST) -> list[str]:
 
 
 def main(folder: Path) -> int:
-    import time; began = time.time(), time.process_time()
     site = Site(folder)
     for step in (site.lists, site.pages, site.api): step()
     for path in site.out.rglob("*"):
         if path.is_file() and path not in site.made: path.unlink()
-    print(time.time() - began[0], time.process_time() - began[1])
     return sphinx(["-q", "-W", "--keep-going", "-j", "auto", "-d", str(folder / "_proc/.doctrees"), "-c", str(folder / "site"), str(site.out), str(folder / "_docs")])
 
 
