@@ -219,7 +219,9 @@ class Site:
                 rows = " · ".join(f"{{py:obj}}`~{module.name}.{name}`" for name in module.names) or " · ".join(f"{{py:obj}}`~.{name}`" for name in module.again)
                 rooms[module.room][-1] = f"| [`{module.short}`]({module.short}.md) | {escaped(module.says)} | {rows} |"
         public = ast.literal_eval(re.search(r"_MODULES = (\{.*?\})", (self.folder / "minibert/__init__.py").read_text(encoding="utf8"), re.S)[1])
-        short = " · ".join(f"{{py:obj}}`~minibert.{module}.{name}`" for module, names in public.items() for name in names.split())
+        homes = {full.rpartition(".")[2]: full for full in names}
+        homes |= {name: f"minibert.{module}.{name}" for module, listed in public.items() for name in listed.split() if f"minibert.{module}.{name}" in names}
+        short = " · ".join(f"{{py:obj}}`~{homes[name]}`" for listed in public.values() for name in listed.split())
         lines = ["# API", "", f"Every public name of `minibert` {self.settings['version']}, by module. {{ref}}`All names from A to Z <genindex>`.", "",
                  f"These can be imported from `minibert` itself: {short}", ""]
         for room, rows in rooms.items():

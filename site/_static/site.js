@@ -1,3 +1,6 @@
+// Opened as files, pages can't read one another: the search shows titles alone.
+if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
 // On paper everything is light and unfolded, but for the hints.
 let theme;
 addEventListener("beforeprint", () => {
