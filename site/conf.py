@@ -22,7 +22,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 
 nb_execution_mode = "off"
 nb_merge_streams = True
-nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
+nb_code_prompt_show, nb_code_prompt_hide = "Show the {type}", "Hide the {type}"
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline", "fieldlist"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
