@@ -65,7 +65,7 @@ test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wro
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
 
 test-browser: $(VENV)/.installed-browser  ## the course in JupyterLab, in a real browser: chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/browser
 
 lint: $(VENV)/.installed-test  ## the linter alone
 	$(BIN)/ruff check minibert nbs tests benchmarks tools
