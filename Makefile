@@ -95,7 +95,7 @@ readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, the list of 
 release: $(VENV)/.installed-test  ## build, try, commit and tag a version: make release VERSION=0.2.0
 	$(BIN)/python tools/release.py "$(VERSION)" --check
 	$(MAKE) test
-	$(BIN)/python tools/release.py "$(VERSION)"
+	TORCH="$(TORCH)" $(BIN)/python tools/release.py "$(VERSION)"
 
 clean:  ## take the environment and what was built away
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
