@@ -20,10 +20,10 @@ ifneq ($(shell $(BIN)/python -c "$(TOO_OLD)" 2>/dev/null && echo fits),fits)
 .PHONY: $(VENV)/.made
 endif
 
-.PHONY: help demo test test-slow lab student projector wheelhouse notebooks prepare readme release lint clean
+.PHONY: help demo test test-slow test-browser lab student projector wheelhouse notebooks prepare readme release lint clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.made:
 	@$(PYTHON) -c "$(TOO_OLD)"
@@ -50,6 +50,10 @@ $(VENV)/.installed-slow: $(VENV)/.installed-test
 	$(PIP_INSTALL) mypy==2.4.1
 	@touch $@
 
+$(VENV)/.installed-browser: $(VENV)/.installed-dev
+	$(PIP_INSTALL) -e ".[browser]" -c constraints.txt
+	@touch $@
+
 demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about two minutes
 	$(BIN)/minibert pretrain
 
@@ -59,6 +63,9 @@ test: lint  ## everything that CI checks
 
 test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wrong implementations, kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
+
+test-browser: $(VENV)/.installed-browser  ## the course in JupyterLab, in a real browser: chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/browser
 
 lint: $(VENV)/.installed-test  ## the linter alone
 	$(BIN)/ruff check minibert nbs tests benchmarks tools

@@ -28,6 +28,7 @@ setup(
         "onnx": cfg["onnx_requirements"].split(),
         "test": cfg["test_requirements"].split(),
         "dev": (cfg["test_requirements"] + " " + cfg["dev_requirements"]).split(),
+        "browser": cfg["browser_requirements"].split(),
     },
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": ["minibert=minibert._modidx:d"]},
     zip_safe=False,

@@ -23,7 +23,7 @@ import yaml
 
 from minibert.core.files import read_json, write_whole
 from minibert.runs.experiment import (
-    find_gains, list_trials, open_text, read_experiment, read_result, run_plan, run_trial)
+    equal_time, find_gains, find_times, list_trials, open_text, read_experiment, read_result, run_plan, run_trial)
 from minibert.runs.plan import with_values
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,21 +70,29 @@ def write_plan(path: Path, base: dict, changes: dict) -> Path:
 
 
 def stage_two(plan: str, out: Path) -> dict:
-    "The finalists of a plan with three seeds, at equal time and at equal tokens."
+    "The finalists of a plan with three seeds and stage one's rates, at equal time and at equal tokens."
     values, names = yaml.safe_load(plan_file(plan).read_text()), finalists(out)[plan]
     path = write_plan(out / f"{plan}-finalists.yaml", values["base"], {name: values["changes"][name] for name in names})
-    folder, time = run_plan(path, minutes=1, seeds=3, out=str(out / plan))
-    plans = read_experiment(path)
+    plans, folder = read_experiment(path), out / plan
+    best = {row["name"]: row["factor"] for row in read_json(out / f"{plan}.json")["one_seed"]}
     text = open_text(plans["base"], folder / "text")
-    plans = {name: with_values(own, dict(steps=time[0]["steps"])) for name, own in plans.items()}
-    best, results = {row["name"]: row["factor"] for row in time}, []
-    for trial in list_trials(plans, JUDGES, folder, best):
-        if (steps := next(row["steps"] for row in time if row["name"] == trial.name)) != time[0]["steps"]:
-            if abs(steps / time[0]["steps"] - 1) < 0.03: continue  # the same but for the clock's noise
-            trial = replace(trial, plan=with_values(trial.plan, dict(out=f"{trial.folder}-tokens")))
-        run_trial(trial, text)
-        results.append(read_result(trial))
-    return dict(time=kept(time, folder, JUDGES), tokens=kept(find_gains(results), folder, JUDGES, "-tokens"))
+    times = find_times(plans, text, folder)
+    timed = equal_time(plans, times, 1)
+    steps = timed["base"].training.steps
+
+    def results(plans: dict, same: str = "") -> list[dict]:
+        found = []
+        for trial in list_trials(plans, JUDGES, folder, best):
+            if plans[trial.name] is not timed[trial.name]:
+                trial = replace(trial, plan=with_values(trial.plan, dict(out=f"{trial.folder}{same}")))
+            run_trial(trial, text)
+            found.append(read_result(trial))
+        return found
+
+    time = [row | times[row["name"]] for row in find_gains(results(timed))]
+    near = {name: abs(own.training.steps / steps - 1) < 0.03 for name, own in timed.items()}  # but for the clock's noise
+    tokens = {name: own if near[name] else with_values(own, dict(steps=steps)) for name, own in timed.items()}
+    return dict(time=kept(time, folder, JUDGES), tokens=kept(find_gains(results(tokens, "-tokens")), folder, JUDGES, "-tokens"))
 
 
 def wikitext(out: Path, dataset: str) -> dict:
@@ -109,10 +117,11 @@ def main() -> None:
         plan = stage.removesuffix("-2")
         found = (wikitext(out, arguments.wikitext) if stage == "wikitext" else stage_one(plan, out) if stage == plan else stage_two(plan, out))
         write_whole(out / f"{stage}.json", json.dumps(found))
-    if not all((out / f"{stage}.json").exists() for stage in STAGES): return
-    found = {stage: read_json(out / f"{stage}.json") for stage in STAGES}
+    measured = ROOT / "minibert/measured/what_helps.json"
     machine = f"{platform.machine()}, one thread, torch {torch.__version__}"
-    write_whole(ROOT / "minibert/measured/what_helps.json", json.dumps(dict(machine=machine, minutes=1) | found, indent=1) + "\n")
+    found = {stage: read_json(out / f"{stage}.json") for stage in STAGES if (out / f"{stage}.json").exists()}
+    known = read_json(measured) if measured.exists() else {}
+    write_whole(measured, json.dumps(known | dict(machine=machine, minutes=1) | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -169,14 +169,14 @@ def test_uv_and_pip_take_one_tested_set():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf8").splitlines()
     uv = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]["uv"]
     assert uv["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
-    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements"):  # and settings.ini allows it
+    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements", "browser_requirements"):  # and settings.ini allows it
         for wanted in settings(name).values():
             pinned = [pin for pin in map(Requirement, uv["constraint-dependencies"]) if pin.name == wanted.name.replace("_", "-")]
             assert pinned and all(str(pin.specifier)[2:] in wanted.specifier for pin in pinned), wanted
 
 
 def test_every_requirement_has_a_lower_bound():
-    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements"):
+    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements", "browser_requirements"):
         for wanted in settings(name).values():
             assert any(part.operator == ">=" for part in wanted.specifier), wanted
 

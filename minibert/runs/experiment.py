@@ -35,7 +35,7 @@ from ..training import Callback
 # %% auto #0
 __all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_run', 'time_step', 'time_variants', 'equal_time',
            'Trial', 'list_trials', 'run_trial', 'judge_gain', 'read_result', 'best_rates', 'find_gains', 'gain_rows',
-           'write_gains', 'run_plan']
+           'find_times', 'write_gains', 'run_plan']
 
 # %% ../../nbs/reference/runs/experiment.ipynb #7d1eaeb4
 RATES = 0.5, 1.0, 2.0  # times a variant's own learning rates
@@ -259,7 +259,7 @@ def gain_rows(found: list[dict]) -> list[tuple]:  # the first is the header
     return rows
 
 # %% ../../nbs/reference/runs/experiment.ipynb #6f6b8552
-def _find_times(plans, text, folder) -> dict:
+def find_times(plans, text, folder) -> dict:
     "The variants' times beside the base's, measured where they aren't known."
     path = folder / "times.json"
     times = read_json(path) if path.exists() else {}
@@ -305,7 +305,7 @@ def run_plan(
     with only_run_in(folder):
         text, times = open_text(plans["base"], folder / "text"), {}
         if minutes:
-            times = _find_times(plans, text, folder)
+            times = find_times(plans, text, folder)
             plans = equal_time(plans, times, minutes)
         best = best_rates(results(list_trials(plans, [0], folder)))
         judges = [*range(1, seeds + 1)] or [0]
