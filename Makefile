@@ -20,7 +20,7 @@ ifneq ($(shell $(BIN)/python -c "$(TOO_OLD)" 2>/dev/null && echo fits),fits)
 .PHONY: $(VENV)/.made
 endif
 
-.PHONY: help demo test test-slow test-browser site site-serve lab student projector wheelhouse notebooks prepare readme lint clean
+.PHONY: help demo test test-slow test-browser site site-serve lab student projector wheelhouse notebooks prepare readme release lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,11 @@ prepare: $(VENV)/.installed-test  ## before a commit: stamp, clean, export, READ
 readme: $(VENV)/.installed-test  ## README.md from nbs/index.ipynb, the list of the reference, the teacher's pages
 	$(BIN)/python tools/make_readme.py
 	$(BIN)/python tools/make_teaching.py
+
+release: $(VENV)/.installed-test  ## build, try, commit and tag a version: make release VERSION=0.2.0
+	$(BIN)/python tools/release.py "$(VERSION)" --check
+	$(MAKE) test
+	TORCH="$(TORCH)" $(BIN)/python tools/release.py "$(VERSION)"
 
 clean:  ## take the environment and what was built away
 	rm -rf $(VENV) _docs _proc jupyter_execute build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ setup(
     url=cfg["git_url"],
     license="Apache-2.0",
     packages=[*find_packages(include=["minibert", "minibert.*"]), "minibert.course_model", "minibert.measured"],
-    package_data={"minibert": ["py.typed"], "minibert.data": ["*.txt"], "minibert.show": ["*.html"], "minibert.course_model": ["*"], "minibert.measured": ["*.json"]},
+    package_data={"minibert": ["py.typed"], "minibert.data": ["*.txt"], "minibert.show": ["*.html"], "minibert.course_model": ["*"], "minibert.measured": ["*.json", "*.npz"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
     extras_require={

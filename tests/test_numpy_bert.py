@@ -1,7 +1,9 @@
 """BERT in NumPy equals minibert and Hugging Face: states, logits, losses, every gradient, the optimizer, the files."""
 import json
+import os
 import subprocess
 import sys
+from configparser import ConfigParser
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -10,8 +12,11 @@ import torch
 import transformers as hf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 from safetensors.numpy import save_file
 
+from agreement import CHAPTERS
+from conftest import ROOT
 from minibert.config import BertConfig
 from minibert.core.errors import UserError
 from minibert.data.corpus import Corpus
@@ -343,3 +348,33 @@ def test_memory_budget_counts_the_parameters():
     budget = memory_budget(SMALL, 2, 8, 3)
     assert budget["weights"] == 4 * sum(p.size for p in first_weights(SMALL).values())
     assert list(budget) == ["weights", "gradients", "moments", "activations"]
+
+
+# --- without PyTorch, as in a browser ---
+
+PYODIDE = {"numpy", "scipy", "matplotlib", "safetensors", "pydantic", "annotated-types", "pyyaml", "rich", "tqdm", "filelock", "pyarrow", "setuptools"}
+BROWSER = """
+import sys, threading
+for name in {missing} | {{"minibert.weights"}}: sys.modules[name] = None
+from agreement import run_cells
+def start(thread): raise RuntimeError("can't start new thread")
+threading.Thread.start = start
+run_cells({chapter!r})
+from minibert.checks import check
+from minibert.checks.c14 import RMS_NORM
+assert check("14.1", RMS_NORM.reference)
+"""
+
+
+@pytest.mark.parametrize("chapter", [*CHAPTERS[:2], pytest.param(CHAPTERS[2], marks=pytest.mark.slow)])
+def test_a_chapter_runs_where_torch_is_missing(chapter, tmp_path):
+    "With what Pyodide has of the package's requirements (its 314.0 was looked at), and no thread."
+    parser = ConfigParser(delimiters=["="])
+    parser.read(ROOT / "settings.ini", encoding="utf8")
+    wanted = {Requirement(line).name for name, lines in parser["DEFAULT"].items() if name.endswith("requirements") for line in lines.split()}
+    missing = {name.replace("-", "_") for name in wanted - PYODIDE} | {"sklearn"}
+    assert {"torch", "transformers", "tokenizers", "nbdev"} <= missing
+    paths = os.pathsep.join(str(folder) for folder in (ROOT, ROOT / "benchmarks"))
+    env = os.environ | {"PYTHONPATH": paths, "MINIBERT_PROGRESS": str(tmp_path / "progress.jsonl"), "MPLBACKEND": "agg"}
+    done = subprocess.run([sys.executable, "-c", BROWSER.format(missing=missing, chapter=chapter)], cwd=tmp_path, env=env, capture_output=True, text=True, encoding="utf8")
+    assert not done.returncode, done.stdout + done.stderr

@@ -188,7 +188,8 @@ def run_limited(*calls: Callable[[], Any], seconds: float = SECONDS) -> list[Ran
     start, used = time.monotonic(), time.process_time()
     last = used + 10 * seconds  # for all calls
     with _world_kept(), redirect_stdout(paper), redirect_stderr(paper):
-        thread.start()
+        try: thread.start()
+        except RuntimeError: work()  # a browser has no threads, so nothing stops it
         while thread.is_alive():
             thread.join(0.02)
             now, spent = time.monotonic(), time.process_time()

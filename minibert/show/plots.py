@@ -12,12 +12,14 @@ import json
 import math
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
-from torch import Tensor
 
 from ..core.files import write_whole
+
+if TYPE_CHECKING: from torch import Tensor
 
 # %% auto #0
 __all__ = ['COLOURS', 'SIGNED', 'Picture', 'write_figure', 'show_matrix', 'show_heads', 'show_sheet', 'show_tensors',
@@ -47,7 +49,7 @@ def write_figure(figure: plt.Figure, path: str | Path) -> None:
 # %% ../../nbs/reference/show/plots.ipynb #c8314005
 def _array(values) -> np.ndarray:
     "A tensor or nested list as numpy, wherever the tensor lives; bools become 0 and 1."
-    if isinstance(values, Tensor):
+    if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = (values.double() if values.is_floating_point() else values).numpy()
     values = np.asarray(values)
