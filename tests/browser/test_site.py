@@ -19,6 +19,7 @@ from sphinx.util.inventory import InventoryFile
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "_docs"
 PAGES = ["index.html", "chapters.html", "04_attention.html", "guides/install.html", "teaching/04_attention.html", "api/attention.html"]
+pytestmark = pytest.mark.xdist_group("site")  # built once
 MOST = 600_000  # bytes of a page and its pictures; the theme's files are the same for all
 
 
