@@ -5,15 +5,18 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import sync_playwright
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 SECONDS = 30  # that a state may take to come
+
+
+def pytest_configure():
+    if not CHROMIUM: raise pytest.UsageError("These tests need chromium: install it, on Debian by apt-get install chromium.")
 
 
 @pytest.fixture(scope="session")
 def browser():
     "Chromium, for the whole session."
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if not path: pytest.exit("These tests need chromium: on Debian, apt-get install chromium.", returncode=1)
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path) as browser: yield browser
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM) as browser: yield browser
 
 
 @pytest.fixture

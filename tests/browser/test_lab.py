@@ -233,3 +233,13 @@ def test_what_we_show_is_legible_and_the_explorer_is_walked_by_keyboard(shown):
         found = [pair for place in words for pair in place.evaluate(CONTRAST)]
         assert {"Where a token looks", "? 04.1: hint 3 of 3"} <= {text for text, _ in found}
         assert not [pair for pair in found if pair[1] < 4.5], theme
+
+
+def test_the_letters_of_each_diagram_are_legible(page):
+    "A diagram brings its own ground, so it's the same in both themes."
+    outputs = [output for path in CHAPTERS for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", [])]
+    drawn = {output.data["image/svg+xml"] for output in outputs if "image/svg+xml" in output.get("data", {})}
+    page.set_content("".join(drawn))
+    found = page.locator("body").evaluate(CONTRAST)
+    assert len(drawn) > 20 and len(found) > 300
+    assert not [pair for pair in found if pair[1] < 4.5]
