@@ -20,7 +20,7 @@ ifneq ($(shell $(BIN)/python -c "$(TOO_OLD)" 2>/dev/null && echo fits),fits)
 .PHONY: $(VENV)/.made
 endif
 
-.PHONY: help demo test test-slow test-browser lab student projector wheelhouse notebooks prepare readme release lint clean
+.PHONY: help demo test test-slow test-browser site site-serve lab student projector wheelhouse notebooks prepare readme release lint clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ $(VENV)/.installed-browser: $(VENV)/.installed-dev
 	$(PIP_INSTALL) -e ".[browser]" -c constraints.txt
 	@touch $@
 
+$(VENV)/.installed-site: $(VENV)/.made $(PINNED)
+	$(PIP_INSTALL) -e ".[site]" -c constraints.txt
+	@touch $@ $(VENV)/.installed-test $(VENV)/.installed
+
 demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about two minutes
 	$(BIN)/minibert pretrain
 
@@ -64,8 +68,14 @@ test: lint  ## everything that CI checks
 test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wrong implementations, kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
 
-test-browser: $(VENV)/.installed-browser  ## the course in JupyterLab, in a real browser: chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/browser
+test-browser: $(VENV)/.installed-browser $(VENV)/.installed-site  ## the course in JupyterLab, and the site, in a real browser: chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/browser
+
+site: $(VENV)/.installed-site  ## the course as web pages, in _docs
+	OMP_NUM_THREADS=1 $(BIN)/python tools/make_site.py
+
+site-serve: site  ## show them on http://localhost:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory _docs 8000
 
 lint: $(VENV)/.installed-test  ## the linter alone
 	$(BIN)/ruff check minibert nbs tests benchmarks tools
@@ -105,4 +115,4 @@ release: $(VENV)/.installed-test  ## build, try, commit and tag a version: make 
 	TORCH="$(TORCH)" $(BIN)/python tools/release.py "$(VERSION)"
 
 clean:  ## take the environment and what was built away
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) _docs _proc jupyter_execute build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

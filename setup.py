@@ -29,6 +29,7 @@ setup(
         "test": cfg["test_requirements"].split(),
         "dev": (cfg["test_requirements"] + " " + cfg["dev_requirements"]).split(),
         "browser": cfg["browser_requirements"].split(),
+        "site": (cfg["test_requirements"] + " " + cfg["site_requirements"]).split(),
     },
     entry_points={"console_scripts": cfg["console_scripts"].split(), "nbdev": ["minibert=minibert._modidx:d"]},
     zip_safe=False,

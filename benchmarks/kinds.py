@@ -3,7 +3,7 @@
     python benchmarks/kinds.py train          # nine small runs, and three of a T5 that tosses a coin for each token: eight minutes of a core
     python benchmarks/kinds.py ask            # fine-tuned, from scratch and probed: five
     python benchmarks/kinds.py train --positions 1e7 --work runs/kinds-long    # ten times as long, as three.json: eighty minutes of a core
-    python benchmarks/kinds.py tinystories --data FOLDER   # prints the commands of the long runs, twenty minutes of a core each
+    python benchmarks/kinds.py tinystories --data FOLDER   # the commands of two long runs, half an hour of a core each; then their figures
 
 Each run is a folder in --work, each answer a line of --out, and what is there is not done again. The labels are chapter 19's: from which
 of twelve plots is this sentence? A kind's learning rate, fine-tuned and from scratch, is the one with the lowest loss on the part of the
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from torch.nn.utils.rnn import pad_sequence
 
 from minibert.core.files import write_whole
@@ -41,6 +42,7 @@ from minibert.weights import load_pretrained, save_pretrained
 from three import POSITIONS, examples, fresh, open_texts, recipe
 
 KINDS, SEEDS, READ = tuple(POSITIONS), (0, 1, 2), 10**6
+TINYSTORIES = dict(bert=1000, t5=300)  # steps, about equally dear
 RATES, EPOCHS, SENTENCES = (3e-4, 1e-3, 3e-3, 1e-2), 6, 600
 
 
@@ -169,10 +171,18 @@ def ask(work: Path, out: Path, positions: int) -> None:
         print(json.dumps(dict(table=table, differences=gaps, coins=w.found.get("coins")), indent=1))
 
 
-def tinystories(data: str) -> None:
-    "The commands beside that of gpt_tinystories.json: the same text, sizes, vocabulary, dropout and minutes."
-    same = "--size mini --vocab-size 2048 --dropout 0.3 --weight-decay 0.1 --minutes 10"
-    for kind in KINDS: print(f"minibert pretrain --model {kind} --dataset {data} {same} --out runs/tinystories-{kind}")
+def tinystories(data: str, work: Path) -> None:
+    "The commands of the long runs; what those of a BERT and a T5 reached goes beside the GPT's figures."
+    out = Path("minibert/measured/tinystories.json")
+    found = json.loads(out.read_text())
+    for kind, steps in TINYSTORIES.items():
+        folder = work / f"tinystories-{kind}"
+        command = f"minibert pretrain --model {kind} --dataset {data} --size mini --vocab-size 2048 --dropout 0.3 --weight-decay 0.1 --steps {steps}"
+        print(command, "--out", folder)
+        if not (folder / "summary.json").exists(): continue
+        precision = yaml.safe_load((folder / "run.yaml").read_text())["precision"]
+        found[kind] = dict(command=command, seed=0, precision=precision, steps=steps, held_out=json.loads((folder / "summary.json").read_text()))
+    write_whole(out, json.dumps(found, indent=1) + "\n")
 
 
 def main() -> None:
@@ -187,7 +197,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.what == "train": train(arguments.work, int(arguments.positions))
     elif arguments.what == "ask": ask(arguments.work, arguments.out, int(arguments.positions))
-    else: tinystories(arguments.data)
+    else: tinystories(arguments.data, arguments.work)
 
 
 if __name__ == "__main__": main()

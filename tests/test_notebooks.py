@@ -65,8 +65,8 @@ def headings(path):
 
 def test_each_term_of_the_glossary_is_linked_from_the_chapter_that_builds_it():
     text = (ROOT / "nbs/guides/glossary.md").read_text(encoding="utf8")
-    terms = re.findall(r"^### (.+)\n\n.*\(\[chapter (\d+)\]\(\.\./(.+?)\)\)$", text, re.M)
-    assert len(terms) == text.count("### ") > 50
+    terms = re.findall(r"^## (.+)\n\n.*\(\[chapter (\d+)\]\(\.\./(.+?)\)\)$", text, re.M)
+    assert len(terms) == text.count("## ") > 50
     for term, number, name in terms:
         assert name.startswith(f"{int(number):02}_"), term
         assert f"](guides/glossary.md#{term.replace(' ', '-')})" in (ROOT / "nbs" / name).read_text(encoding="utf8"), (term, name)

@@ -32,7 +32,7 @@ ORDER = """  # of the modules: each may import those before it
     finetuning nn.reader nn.sampling gpt t5 nn.kinds nn.rotary nn.shortcuts nn.block descendants data.objectives data.curricula train.average data.rows new_layers nn.packing what_helps speed measure.probes checks.exercises checks.experiments checks
     measure.observer measure.health
     runs.plan runs.asking runs.tasks runs.bert tuning.tasks tuning.answer tuning.classify tuning.regress tuning.predict tuning.finetune text.foreign runs.run
-    runs.course show.diagrams measure.heads data.windows data.spans show.plots show.page
+    runs.course show.diagrams measure.heads measure.language measure.spectra data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
     checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c24 checks.c25 checks.c26 nn.fast nn.variants hub.compare hub.export measure.probe_runs tuning.tag tuning.summarize
@@ -169,14 +169,14 @@ def test_uv_and_pip_take_one_tested_set():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf8").splitlines()
     uv = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]["uv"]
     assert uv["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
-    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements", "browser_requirements"):  # and settings.ini allows it
+    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements", "browser_requirements", "site_requirements"):  # and settings.ini allows it
         for wanted in settings(name).values():
             pinned = [pin for pin in map(Requirement, uv["constraint-dependencies"]) if pin.name == wanted.name.replace("_", "-")]
             assert pinned and all(str(pin.specifier)[2:] in wanted.specifier for pin in pinned), wanted
 
 
 def test_every_requirement_has_a_lower_bound():
-    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements", "browser_requirements"):
+    for name in ("requirements", "test_requirements", "dev_requirements", "extra_requirements", "onnx_requirements", "browser_requirements", "site_requirements"):
         for wanted in settings(name).values():
             assert any(part.operator == ">=" for part in wanted.specifier), wanted
 

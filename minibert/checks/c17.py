@@ -12,7 +12,7 @@ from .exercises import Exercise, Wrong
 from ..inside import rollout
 
 # %% auto #0
-__all__ = ['JS', 'EYES_ON_CLS', 'OTHER_LOOK']
+__all__ = ['JS', 'EYES_ON_CLS', 'OTHER_LOOK', 'COPYING']
 
 # %% ../../nbs/answers/17_inside.ipynb #fb43c720
 def _probes_1():
@@ -192,5 +192,64 @@ OTHER_LOOK = Exercise(
         "    low = d < 0                                   # these probs get smaller\n"
         "    step = ...                                    # until the first one is 0\n"
         "    return p + step * d\n",
+    ),
+)
+
+# %% ../../nbs/answers/17_inside.ipynb #35c60002
+def _probes_4():
+    "Three heads: K x D of 4 x 10, 3 x 7 and 5 x 6, the last two leaning to one side."
+    for seed, (K, D, lean) in enumerate(((4, 10, 0.0), (3, 7, 0.5), (5, 6, -0.5))):
+        w_value, noise = torch.randn(2, K, D, generator=seeded(17, 4, seed),
+                                     dtype=torch.float64)
+        yield w_value, (lean * w_value + noise).T.contiguous()
+
+
+def _copying(w_value, w_output):
+    values = torch.linalg.eigvals(w_value @ w_output)  # K; the other D - K are 0
+    return values.sum().real / values.abs().sum()
+
+
+def _copying_by_trace(w_value, w_output):
+    product = w_output @ w_value  # (D, D)
+    return product.trace() / torch.linalg.eigvals(product).abs().sum()
+
+
+COPYING = Exercise(
+    "17.4", "complete", "does a head copy?",
+    reference=_copying, variants=(_copying_by_trace,), probes=_probes_4, within=1e-6,
+    wrong=(
+        Wrong("You take singular values. They are never negative, so they say how long a "
+              "vector gets and not whether it turns round: take eigenvalues.",
+              change=("eigvals", "svdvals")),
+        Wrong("`eigvalsh` is for symmetric matrices: it reads one half of the matrix and "
+              "ignores the other. Take `eigvals`.",
+              change=("eigvals", "eigvalsh"),
+              also=(("eigvals(w_value @ w_output)", "eigvalsh(w_output @ w_value)"),)),
+        Wrong("Below the line you keep the real parts alone. The absolute value of a complex "
+              "number counts its imaginary part, too.",
+              change=("values.abs().sum()", "values.real.abs().sum()")),
+        Wrong("You count how many eigenvalues are positive: a large one must weigh more "
+              "than a small one.",
+              change=("values.sum().real / values.abs().sum()",
+                      "(values.real > 0).double().mean()"),
+              also=(("values.sum().real / values.abs().sum()",
+                     "values.real.sign().mean()"),)),
+        Wrong("You divide by the Frobenius norm, a root of a sum of squares: divide by the "
+              "sum of the eigenvalues' absolute values.",
+              change=("values.abs().sum()", "torch.linalg.matrix_norm(w_output @ w_value)")),
+        Wrong("You return the sum without dividing it, so a larger head copies more: divide "
+              "by the sum of the absolute values.",
+              change=("values.sum().real / values.abs().sum()", "values.sum().real")),
+    ),
+    hints=(
+        "Which of the two can be negative, a singular value or an eigenvalue? And what do "
+        "the imaginary parts of a complex pair add up to?",
+        "Reread [Eigenvalues](reference/measure/spectra.ipynb#Eigenvalues). The picture "
+        "there shows 32 of them: `torch.linalg.eigvals` gives all, those that are 0 too, "
+        "and a 0 adds nothing to either sum.",
+        "A skeleton:\n"
+        "def copying(w_value, w_output):\n"
+        "    values = torch.linalg.eigvals(...)       # complex\n"
+        "    return ....real / values.abs().sum()\n",
     ),
 )

@@ -34,9 +34,15 @@ def notebook(chapter):
     return json.loads(path.read_text(encoding="utf8"))["cells"]
 
 
+def beside(chapter):
+    "The cells of the reference's notebooks that ask an exercise of this chapter."
+    texts = (path.read_text(encoding="utf8") for path in (ROOT / "nbs/reference/measure").glob("*.ipynb"))
+    return [cell for text in texts if f'"#| exercise {chapter}.' in text for cell in json.loads(text)["cells"]]
+
+
 def stubs(chapter):
     "Exercise -> (source of the stub's cell, of the cell after it, its stored output)."
-    found, cells = {}, notebook(chapter)
+    found, cells = {}, notebook(chapter) + beside(chapter)
     for cell, after in zip(cells, cells[1:]):
         source = "".join(cell["source"])
         if match := re.match(r"#\| exercise (\d\d[a-z]?\.\d)\n", source):
