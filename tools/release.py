@@ -88,6 +88,7 @@ def main(version: str = "", *words: str) -> None:
         build_and_try(ROOT, version)
     except BaseException:
         git(ROOT, "restore", ".")
+        shutil.rmtree(ROOT / "dist", ignore_errors=True)  # so that nobody uploads it
         raise
     git(ROOT, "commit", "-am", f"Release {version}")
     git(ROOT, "tag", "-a", f"v{version}", "-m", f"minibert {version}")
