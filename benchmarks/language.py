@@ -17,8 +17,8 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import numpy as np
 import torch
+from scipy.stats import spearmanr
 
 from minibert.checks import find
 from minibert.core.course import COURSE
@@ -94,17 +94,6 @@ def spectra(models: list[str]) -> dict:
             for name, _, kinds in opened(models)}
 
 
-def ranks(values) -> np.ndarray:
-    "The rank of each value, the mean rank where several are equal."
-    values = np.asarray(values)
-    return ((values[:, None] > values).sum(1) + (values[:, None] >= values).sum(1)) / 2
-
-
-def rank_correlation(one, other) -> float:
-    "Spearman's: 1 for the same order, -1 for the reverse."
-    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
-
-
 def ask(run, model, place: Path) -> dict:
     "What a model pays for a hidden token, and what its probe and its fine-tuning get right."
     (folder := place / "model").mkdir()
@@ -130,7 +119,7 @@ def checkpoints(folder: Path) -> dict:
     for name, some in dict(all=rows, late=[row for row in rows if row["step"] >= 400]).items():
         better, step = [-row["loss"] for row in some], [row["step"] for row in some]
         found["rank_correlation"][name] = {
-            what: dict(loss=rank_correlation(better, right), step=rank_correlation(step, right))
+            what: dict(loss=float(spearmanr(better, right).statistic), step=float(spearmanr(step, right).statistic))
             for what, right in ((what, [row[what][0] for row in some]) for what in ("probe", "tuned"))}
     return found
 

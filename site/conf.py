@@ -2,16 +2,15 @@
 import os
 import re
 from collections import defaultdict
-from configparser import ConfigParser
 from pathlib import Path
 
 import latex2mathml.converter
 from docutils import nodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-parser = ConfigParser(delimiters=["="], interpolation=None)
-parser.read(Path(__file__).resolve().parent.parent / "settings.ini", encoding="utf8")
-settings = parser["DEFAULT"]
+from stamp import settings_of  # of tools, where Sphinx is called from
+
+settings = settings_of(Path(__file__).resolve().parent.parent)
 
 project, author, copyright, release = (settings[key] for key in ("title", "author", "copyright", "version"))
 html_title = project

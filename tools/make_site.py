@@ -13,7 +13,6 @@ import json
 import re
 import sys
 import tokenize
-from configparser import ConfigParser
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from sphinx.cmd.build import main as sphinx
 
 from make_readme import ROOMS, first_lines
 from make_teaching import exercises_of, index_rows
+from stamp import settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = {  # folder: title, what stands above its list
@@ -52,9 +52,7 @@ def title_of(path: Path) -> str:
 class Site:
     def __init__(self, folder: Path):
         self.folder, self.nbs, self.out = folder, folder / "nbs", folder / "_proc"
-        parser = ConfigParser(delimiters=["="], interpolation=None)
-        parser.read(folder / "settings.ini", encoding="utf8")
-        self.settings = parser["DEFAULT"]
+        self.settings = settings_of(folder)
         self.rows = index_rows(folder)
         self.chapters = {stem.partition("_")[0]: stem for stem in self.rows}
         self.made: set[Path] = set()
@@ -315,7 +313,7 @@ def main(folder: Path) -> int:
     site = Site(folder)
     for step in (site.lists, site.pages, site.api): step()
     for path in site.out.rglob("*"):
-        if path.is_file() and path not in site.made: path.unlink()
+        if path.is_file() and path not in site.made and ".doctrees" not in path.parts: path.unlink()
     gc.set_threshold(200_000, 20, 20)  # the pages' trees are large and die together: a quarter of the time was spent on looking for garbage
     return sphinx(["-q", "-W", "--keep-going", "-j", "auto", "-d", str(folder / "_proc/.doctrees"), "-c", str(folder / "site"), str(site.out), str(folder / "_docs")])
 

@@ -8,7 +8,7 @@ An output that would give a guess away is collapsed until its cell is run. Jupyt
 import json
 import re
 import sys
-from configparser import ConfigParser
+from configparser import ConfigParser, SectionProxy
 from pathlib import Path
 
 GUARD = '''from importlib.util import find_spec
@@ -51,10 +51,15 @@ def collapse(cells: list[dict]) -> None:
         cell["metadata"] |= {key: value for key, value in (("jupyter", jupyter), ("tags", tags)) if value}
 
 
-def main(folder: Path) -> None:
+def settings_of(folder: Path) -> SectionProxy:
+    "What settings.ini says, the repository's address too."
     parser = ConfigParser(delimiters=["="], interpolation=None)
     parser.read(folder / "settings.ini", encoding="utf8")
-    settings = parser["DEFAULT"]
+    return parser["DEFAULT"]
+
+
+def main(folder: Path) -> None:
+    settings = settings_of(folder)
     user_repo = settings["git_url"].removeprefix("https://github.com/")
     citation = folder / "CITATION.cff"
     old = re.search(r'repository-code: "https://github.com/(.+)"', citation.read_text(encoding="utf8"))[1]
