@@ -1,5 +1,6 @@
 """The course in a real JupyterLab: each chapter opens, three run, an exercise is solved by keyboard, and everything is legible."""
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -25,6 +26,8 @@ def lab(tmp_path_factory):
     "The address of JupyterLab, as `make lab` starts it, on a copy of the course with a learner's folder in it."
     home = tmp_path_factory.mktemp("lab")
     copy_checkout(home / "course")
+    for path in home.glob("course/nbs/*.ipynb"):  # JupyterLab notes the kernel's version in a notebook, and so changes each that another Python ran
+        path.write_text(re.sub(r'"version": "[\d.]+"', f'"version": "{platform.python_version()}"', path.read_text(encoding="utf8")), encoding="utf8")
     call("course", "new", home / "course/mine", "--edition", "build", "--chapters", "01")
     own = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")} | dict(IPYTHONDIR=str(home / "ipython"), PYTHONPATH=str(ROOT))
     env = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "MINIBERT_PROGRESS", "MINIBERT_NAME")} | own
