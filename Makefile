@@ -68,8 +68,8 @@ test: lint  ## everything that CI checks
 test-slow: $(VENV)/.installed-slow  ## the long checks: many configurations, wrong implementations, kills
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests -m slow --durations 10
 
-test-browser: $(VENV)/.installed-browser $(VENV)/.installed-site  ## the course in JupyterLab, and the site, in a real browser: chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/browser
+test-browser: $(VENV)/.installed-browser site  ## the course in JupyterLab, and the site, in a real browser: chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/browser
 
 site: $(VENV)/.installed-site  ## the course as web pages, in _docs
 	OMP_NUM_THREADS=1 $(BIN)/python tools/make_site.py
