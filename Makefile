@@ -61,7 +61,7 @@ $(VENV)/.installed-site: $(VENV)/.made $(PINNED)
 demo: $(VENV)/.installed  ## pre-train a BERT on the built-in stories, in about two minutes
 	$(BIN)/minibert pretrain
 
-test: lint  ## everything that CI checks
+test: lint  ## everything that CI checks, but for the browser
 	OMP_NUM_THREADS=1 $(BIN)/nbdev_test --n_workers 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests
 
