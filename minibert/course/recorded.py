@@ -73,7 +73,8 @@ class Recorded(Exercise):
         return super().judge(answer, say)
 
     def solution(self) -> tuple[str, str]:
-        return "This edition has no solutions in it: ask your teacher.", ""
+        return ("This edition has no solutions: ask your teacher, or look into "
+                "nbs/answers of the repository."), ""
 
 # %% ../../nbs/reference/course/recorded.ipynb #623b42a4
 def _names(node: ast.AST) -> set[str]:

@@ -79,7 +79,7 @@ def write_graph(wrapped: Exported, path: Path) -> None:
     try: import onnx, onnxruntime, onnxscript  # noqa: E401, F401
     except ImportError as problem:
         raise UserError(f"An ONNX file needs {problem.name}, which isn't installed: "
-                        "pip install 'minibert-course[onnx]'.") from None
+                        "pip install onnx onnxruntime onnxscript.") from None
     config = wrapped.model.config
     batch, dim = reference_batch(config, 2, 7), torch.export.Dim
     sizes = {0: dim("batch"), 1: dim("length", max=reads(config))}

@@ -33,9 +33,9 @@ c.Spawner.environment = {
 
 
 def copy_course(spawner):
-    "The chapters, once, without answers and the teacher's pages: what a learner has changed stays."
+    "The chapters, once, without answers, the teacher's pages and the plans: what a learner has changed stays."
     folder = HOMES / spawner.user.name / "nbs"
-    kept_back = shutil.ignore_patterns(".ipynb_checkpoints", "answers", "[0-9][0-9]*_*.md")
+    kept_back = shutil.ignore_patterns(".ipynb_checkpoints", "answers", "[0-9][0-9]*_*.md", "plan_*.md")
     if not folder.exists(): shutil.copytree(COURSE / "nbs", folder, ignore=kept_back)
 
 
