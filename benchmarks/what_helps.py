@@ -16,7 +16,6 @@ import math
 import platform
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 
 import torch
 import yaml
@@ -40,14 +39,15 @@ def plan_file(name: str) -> Path:
 
 
 def kept(rows: list[dict], folder: Path, seeds: tuple, same: str = "") -> list[dict]:
-    "What the chapter shows of each row, and its accuracy; JSON has no nan and no inf."
+    "What the chapter shows of each row, and each seed's loss and accuracy; JSON has no nan and no inf."
     def finite(value): return value if isinstance(value, str) or math.isfinite(value) else None
     found = []
     for row in rows:
         runs = [folder / f"{row['name']}-x{row['factor']:g}-seed{seed}" for seed in seeds]
         runs = [own if (own := Path(f"{run}{same}")).exists() else run for run in runs]
-        right = [read_json(run / "summary.json").get("mlm_accuracy", math.nan) for run in runs]
-        found.append({key: finite(row[key]) for key in KEPT if key in row} | dict(accuracy=finite(mean(right))))
+        summaries = [read_json(run / "summary.json") for run in runs]
+        each = {name: [summary.get(f"mlm_{name}") for summary in summaries] for name in ("loss", "accuracy")}
+        found.append({key: finite(row[key]) for key in KEPT if key in row} | each)
     return found
 
 
