@@ -83,12 +83,11 @@ class AdaFactor(Rule):
 
     def move(self, p: Tensor, g: Tensor, memory: dict, group: dict) -> None:
         t, tiny = memory["step"].item(), torch.finfo(p.dtype).eps
-        for name, mean in memory.items():
-            over = dict(row=1, column=0).get(name)
-            now = g**2 if over is None else (g**2).mean(over, keepdim=True)
-            if name != "step": mean.lerp_(now, t**-0.8)
-        v = memory["v"] if "v" in memory else (
-            memory["row"] * memory["column"] / memory["row"].mean().clamp(min=tiny))
+        if "v" in memory: v = memory["v"].lerp_(g**2, t**-0.8)
+        else:
+            r = memory["row"].lerp_((g**2).mean(1, keepdim=True), t**-0.8)
+            c = memory["column"].lerp_((g**2).mean(0, keepdim=True), t**-0.8)
+            v = r * c / r.mean().clamp(min=tiny)
         u = g / v.clamp(min=tiny**2).sqrt()
         size = max(1e-3, p.square().mean().sqrt().item())  # of the parameter
         rate = size * min(group["lr"], t**-0.5)
@@ -120,9 +119,9 @@ class Sophia(Rule):
         "Take an estimate of the curvature into `h`: n times the squared gradient."
         for group in self.param_groups:
             params = group["params"]
-            drawn = torch.autograd.grad(
+            grads = torch.autograd.grad(
                 loss, params, retain_graph=True, allow_unused=True)
-            for p, g in zip(params, drawn):
+            for p, g in zip(params, grads):
                 if g is None: continue
                 self.memory(p)["h"].lerp_(n * g**2, 1 - group["betas"][1])
 
@@ -165,9 +164,10 @@ class Choose(Callback):
         if self.kind is not Sophia or run.step % 10: return
         device = next(run.model.parameters()).device
         batch = {name: values.to(device) for name, values in run.batch.items()}
-        _, logits, *_ = vars(run.model(**batch)).values()
+        _, logits, *_ = vars(run.model.eval()(**batch)).values()  # without dropout
+        run.model.train()
         logits = logits.flatten(0, -2)  # of the masked words
         generator = seeded(run.config.seed, run.step, 3)
         probs = logits.detach().float().softmax(-1).cpu()
-        drawn = torch.multinomial(probs, 1, generator=generator)[:, 0].to(device)
-        run.optimizers[0].look(F.cross_entropy(logits, drawn), len(drawn))
+        answers = torch.multinomial(probs, 1, generator=generator)[:, 0].to(device)
+        run.optimizers[0].look(F.cross_entropy(logits, answers), len(answers))

@@ -84,8 +84,8 @@ def test_schedules_stay_within_their_bounds_and_one_comes_down():
         if steps == 1000: assert down[-1] < 1e-5 and down[529] == pytest.approx(0.5, abs=2e-3)
 
 
-def small_run(optimizer):
-    config = BertConfig(101, 32, 2, 4, 48, max_position_embeddings=19, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def small_run(optimizer, dropout=0.0):
+    config = BertConfig(101, 32, 2, 4, 48, max_position_embeddings=19, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     from minibert.train.optimizers import make_optimizers
     model, training = BertForPreTraining(config, seeded(0)), TrainingConfig(steps=9, learning_rate=1e-3)
     run = Run(model, make_optimizers(model, training), training, callbacks=[Choose(optimizer, "none")])
@@ -113,6 +113,18 @@ def test_sophia_looks_at_answers_drawn_from_the_model_without_touching_the_gradi
     seen = {name for name, p in run.model.named_parameters() if run.optimizers[0].memory(p)["h"].any()}
     assert len(seen) > 20
     assert not any("nsp" in name for name in seen)  # the words alone are drawn
+
+
+def test_sophia_looks_without_dropout():
+    seen = []
+    for seed in 0, 1:
+        run, batch = small_run("sophia", dropout=0.3)
+        run.batch = batch
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            run.callbacks[0].before_update(run)
+        seen.append(run.optimizers[0].memory(run.model.word_embeddings)["h"])
+    assert torch.equal(*seen) and run.model.training
 
 
 @pytest.mark.parametrize("name", ["sophia", pytest.param("adafactor", marks=pytest.mark.slow)])
