@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .core.precision import evaluating
 from .core.seeds import seeded
 from .train.recipe import TrainingConfig
 from .training import Callback, Run
@@ -162,10 +163,9 @@ class Choose(Callback):
     def before_update(self, run: Run) -> None:
         "Let Sophia look at the curvature, in every tenth step."
         if self.kind is not Sophia or run.step % 10: return
-        device = next(run.model.parameters()).device
-        batch = {name: values.to(device) for name, values in run.batch.items()}
-        _, logits, *_ = vars(run.model.eval()(**batch)).values()  # without dropout
-        run.model.train()
+        with evaluating(run.model) as device, torch.enable_grad():  # without dropout
+            batch = {name: values.to(device) for name, values in run.batch.items()}
+            _, logits, *_ = vars(run.model(**batch)).values()
         logits = logits.flatten(0, -2)  # of the masked words
         generator = seeded(run.config.seed, run.step, 3)
         probs = logits.detach().float().softmax(-1).cpu()
