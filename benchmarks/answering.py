@@ -19,14 +19,13 @@ import numpy as np
 
 from minibert.config import BertConfig
 from minibert.core.course import COURSE
-from minibert.core.files import write_whole
+from minibert.core.files import read_json, write_whole
 from minibert.core.precision import keep_freed_memory
 from minibert.core.seeds import seeded
 from minibert.data.questions import Questions, QuestionSampler, best_answer, story_questions
 from minibert.data.stories import stories
 from minibert.evaluation import row_interval
 from minibert.heads import BertForPreTraining
-from minibert.hub.config_files import read_config
 from minibert.measure.answers import best_sentence
 from minibert.runs.plan import FinetuneConfig
 from minibert.tokenizer import WordPieceTokenizer
@@ -57,7 +56,7 @@ def unpacked(text: str) -> np.ndarray: return np.frombuffer(bytes.fromhex(text),
 
 def fresh(folder: Path, seed: int) -> str:
     "The course model's sizes and vocabulary with random weights."
-    config = BertConfig.from_dict(read_config(COURSE / "config.json"))
+    config = BertConfig.from_dict(read_json(COURSE / "config.json"))
     save_pretrained(BertForPreTraining(config, seeded(seed)), WordPieceTokenizer.from_pretrained(COURSE), folder)
     return str(folder)
 

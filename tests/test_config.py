@@ -8,9 +8,8 @@ import torch
 import transformers as hf
 
 from minibert.config import SIZES, BertConfig, count_parameters
-from minibert.core.files import write_whole
+from minibert.core.files import config_text, read_json, write_whole
 from minibert.heads import BertForPreTraining
-from minibert.hub.config_files import config_text, read_config
 from minibert.nn.block import BlockConfig, BlockForPreTraining
 from minibert.speed import FastBertForPreTraining, FastBlockForPreTraining
 from minibert.perf.memory import layer_activations, training_memory
@@ -39,14 +38,14 @@ def test_json_both_ways(tmp_path, kind):
     assert type(theirs) is (hf.BertConfig if kind == "bert" else hf.RoFormerConfig)
     assert all(getattr(theirs, k) == v for k, v in ours.to_dict().items())
     theirs.save_pretrained(tmp_path)
-    assert kinds[kind].from_dict(read_config(path)) == ours
+    assert kinds[kind].from_dict(read_json(path)) == ours
     assert kinds[kind].from_dict(ours.to_dict()) == kinds[kind].from_dict(asdict(ours)) == ours
 
 
 @pytest.mark.parametrize("kind", [hf.BertConfig, hf.RoFormerConfig])
 def test_what_hugging_face_writes_by_default_is_read(tmp_path, kind):
     kind().save_pretrained(tmp_path)
-    config = BertConfig.from_dict(read_config(tmp_path / "config.json"))
+    config = BertConfig.from_dict(read_json(tmp_path / "config.json"))
     assert config.vocab_size == kind().vocab_size
     assert BertConfig.from_dict(kind().to_dict()) == config
 

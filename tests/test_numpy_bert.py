@@ -22,7 +22,7 @@ from minibert.core.errors import UserError
 from minibert.data.corpus import Corpus
 from minibert.data.documents import load_documents
 from minibert.heads import BertForPreTraining
-from minibert.hub.config_files import config_text
+from minibert.core.files import config_text
 from minibert.numpy_bert import layers, model
 from minibert.numpy_bert.layers import encode, forward
 from minibert.numpy_bert.model import backward

@@ -26,7 +26,7 @@ ORDER = """  # of the modules: each may import those before it
     core.course core.errors core.fields core.files core.precision core.progress core.seeds data.stories one_page config text.cleaning
     text.files text.vocabulary text.wordpiece tokenizer embeddings attention encoder model heads masking
     data.tables data.documents measure.answers data.corpus data.pairs data.labels data.questions measure.baselines measure.predictions pairs
-    train.recipe train.optimizers training evaluation parity hub.sizes hub.families hub.config_files hub.cards hub.files weights
+    train.recipe train.optimizers training evaluation parity hub.sizes hub.families hub.cards hub.files weights
     numpy_bert.weights numpy_bert.agreement numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes perf.memory train.callbacks train.checkpoints train.gradients train.trainer
     finetuning nn.reader nn.sampling gpt t5 nn.kinds nn.rotary nn.shortcuts nn.block descendants data.objectives data.curricula train.average data.rows new_layers nn.packing what_helps speed measure.probes checks.exercises checks.experiments checks

@@ -27,7 +27,7 @@ from minibert.speed import FastBertForPreTraining, synthetic_batch, useful_flops
 from minibert.perf.products import fast_products
 from minibert.perf.profiling import profile_loop
 from minibert.perf.bench import (
-    Peer, bench, bench_table, draw_bench, list_peers, take_turns)
+    Peer, bench, bench_table, draw_bench, list_peers, take_turns, write_bench)
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.train.trainer import make_sampler, pretrain, resume
 from minibert.training import Callback, Run, train_step
@@ -290,7 +290,8 @@ def test_rounds_below_one_are_refused():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="the other peers need transformers")
 def test_bench_from_end_to_end(tmp_path):
-    result = bench((("tiny", 300),), rounds=3, minutes=0.1, batch_size=2, length=16, threads=1, out=tmp_path / "speed.json")
+    result = bench((("tiny", 300),), rounds=3, minutes=0.1, batch_size=2, length=16, threads=1)
+    write_bench(result, tmp_path / "speed.json")
     case, = result["cases"]
     assert {"hf", "trainer", "plain", "equal", "gemm", "batches"} <= case["peers"].keys()
     for peer in case["peers"].values():

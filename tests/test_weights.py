@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from minibert.hub.compare import compare_with_hf, comparison_table
 from minibert.config import BertConfig
-from minibert.core.errors import UserError
+from minibert.core.errors import UserError, explain
 from minibert.heads import BertForPreTraining, fill_mask, next_sentence
 from minibert.nn.block import BlockConfig, BlockForPreTraining
 from minibert.parity import assert_same, randomise_, reference_batch
@@ -594,13 +594,11 @@ def test_compare_notices_a_difference(theirs, tokenizer, tmp_path, monkeypatch):
 
 
 def test_compare_without_transformers(folder, monkeypatch):
-    import importlib
-    real = importlib.import_module
-    def absent(name, *rest):
-        if name == "transformers": raise ImportError(name)
-        return real(name, *rest)
-    monkeypatch.setattr(importlib, "import_module", absent)
-    refused(compare_with_hf, folder, error=ImportError, says=["pip install transformers"])
+    import sys
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError) as caught: compare_with_hf(folder)
+    said, code = explain(caught.value)
+    assert code == 2 and "minibert-course[extra]" in said
     shutil.rmtree(folder)
 
 

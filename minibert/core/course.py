@@ -18,9 +18,7 @@ __all__ = ['COURSE', 'course_weights']
 COURSE = Path(str(files("minibert") / "course_model"))
 
 
-def course_weights(
-    folder: str | Path = COURSE,
-) -> dict[str, Tensor]:  # float32, named as in Hugging Face's model
+def course_weights() -> dict[str, Tensor]:  # float32, named as in Hugging Face's model
     "The trained weights of the course model by name."
     from safetensors.torch import load_file
-    return load_file(Path(folder) / "model.safetensors")
+    return load_file(COURSE / "model.safetensors")

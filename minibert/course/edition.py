@@ -103,12 +103,10 @@ later chapters run your code. `course.json` knows what was shipped: leave it as 
 def _write_package(package: Path) -> None:
     for path in sorted(_PACKAGE.rglob("*")):
         if path.is_dir() or "__pycache__" in path.parts: continue
-        target = package / path.relative_to(_PACKAGE)
+        data, target = path.read_bytes(), package / path.relative_to(_PACKAGE)
+        if path.suffix == ".py": data = renamed(data.decode()).encode()
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix != ".py": target.write_bytes(path.read_bytes())
-        else:
-            text = renamed(path.read_text(encoding="utf8"))
-            target.write_text(text, encoding="utf8")
+        target.write_bytes(data)
 
 
 def _write_texts(folder: Path, here: set[str]) -> None:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from copy import copy
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -119,14 +120,8 @@ def spell(
     V = tokenizer.vocab_size
     def part(gap, run): return [f"<{V + SENTINELS - 1 - i}>" for i in run] if gap else [
         tokenizer.decode(list(run), skip_special_tokens=False)]
-    return " ".join(word for gap, run in _runs(ids, V) for word in part(gap, run))
-
-
-def _runs(ids: list[int], V: int) -> list[tuple[bool, list[int]]]:
-    "Stretches of sentinels and of pieces, in turn."
-    edges = [k for k in range(1, len(ids)) if (ids[k] >= V) != (ids[k - 1] >= V)]
-    ends = zip([0, *edges], [*edges, len(ids)])
-    return [(ids[a] >= V, ids[a:b]) for a, b in ends if b > a]
+    runs = groupby(ids, lambda i: i >= V)
+    return " ".join(word for gap, run in runs for word in part(gap, run))
 
 # %% ../../nbs/reference/data/spans.ipynb #e19187b5
 class Spans:

@@ -225,14 +225,9 @@ def _posterior(story, hidden, visible):
 # %% ../../nbs/reference/data/stories.ipynb #c0710a0a
 def _best(story, words, chosen, hidden):
     "The largest posterior probability at each chosen word; nan at the others."
-    left, best = rows_left(story, words[~hidden].tolist()), np.full(len(words), np.nan)
-    best[chosen] = 1.0
-    for k in np.flatnonzero(chosen & hidden):
-        if column := story.flat_columns[words[k]]:
-            table = story_tables()[column]
-            rows = left.get(table, table.all)
-            most = max((rows & b).bit_count() for b in table.bits[column].values())
-            best[k] = most / rows.bit_count()
+    best, asked = np.where(chosen, 1.0, np.nan), chosen & hidden
+    told = _posterior(story, words[asked].tolist(), words[~hidden].tolist())
+    best[asked] = [max(told[word].values()) for word in words[asked].tolist()]
     return best
 
 # %% ../../nbs/reference/data/stories.ipynb #2bd45cd5

@@ -52,10 +52,7 @@ class Compared:
 @contextmanager
 def _transformers() -> Iterator[Any]:
     "The other library, which says nothing: our own loading has said it."
-    try: hf = importlib.import_module("transformers")
-    except ImportError:
-        raise ImportError("Comparing needs transformers, which minibert itself does "
-                          "not use: pip install transformers.") from None
+    hf = importlib.import_module("transformers")
     level, bars = hf.logging.get_verbosity(), hf.logging.is_progress_bar_enabled()
     hf.logging.set_verbosity_error()
     hf.logging.disable_progress_bar()

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError
-from ..core.files import atomic_dir, check_free, read_json, write_whole
-from .config_files import config_text
+from ..core.files import (
+    atomic_dir, check_free, config_text, read_json, write_whole)
 from .families import reads, tokenizer_options
 from .files import config_values
 from ..parity import assert_same, reference_batch

@@ -5,6 +5,7 @@
 # %% ../../nbs/reference/hub/files.ipynb #024d9d80
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -13,7 +14,7 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,42 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..core.errors import UserError
-from ..core.files import write_whole
-from .config_files import (
-    check_types, config_text, read_config, refuse_other)
+from ..core.files import config_text, read_json, write_whole
 from .families import (
     Family, family_of, find_family, into_ours, into_theirs, resolve, unroll)
 
 # %% auto #0
-__all__ = ['read_sizes', 'read_kind', 'Unfilled', 'empty_model', 'completed', 'load_tensors', 'read_tensors', 'find_checkpoint',
-           'read_all', 'our_tensors', 'their_state', 'config_values', 'write_model', 'build_model', 'read_weights',
-           'whole_folder']
+__all__ = ['check_types', 'refuse_other', 'read_sizes', 'read_kind', 'Unfilled', 'empty_model', 'completed', 'load_tensors',
+           'read_tensors', 'find_checkpoint', 'read_all', 'our_tensors', 'their_state', 'config_values', 'write_model',
+           'build_model', 'read_weights', 'whole_folder']
+
+# %% ../../nbs/reference/hub/files.ipynb #a13f9946
+def check_types(
+    kind: type,  # a dataclass, in Hugging Face's names
+    values: dict,  # of a config.json; what the dataclass does not know is ignored
+) -> None:
+    "Refuse a value of another type or range than the field of its name: UserError."
+    from pydantic import TypeAdapter, ValidationError
+
+    known = {field.name: values[field.name] for field in fields(kind)
+             if field.name in values}
+    try: TypeAdapter(kind).validate_json(json.dumps(known), strict=True)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        name = ".".join(map(str, first["loc"])) or ", ".join(known)
+        message = f"The config does not fit, for {name}: {first['msg']}."
+        raise UserError(message) from None
+
+# %% ../../nbs/reference/hub/files.ipynb #e8db4329
+def refuse_other(
+    values: dict,  # of a config.json
+    only: dict,  # name -> the values that are computed
+) -> None:
+    "Refuse a value that asks for a computation that is not ours: UserError."
+    for name, able in only.items():
+        if values.get(name) not in (None, *able):
+            raise UserError(f"The config asks for {name} = {values[name]!r}, and only "
+                            f"{' or '.join(map(repr, able))} is computed.")
 
 # %% ../../nbs/reference/hub/files.ipynb #5d982056
 def read_sizes(
@@ -50,7 +77,7 @@ def read_sizes(
 
 def read_kind(folder: Path, architecture: str | None = None) -> tuple[str, Family, Any]:
     "What a folder's config.json describes: its architecture, its family, its sizes."
-    values = read_config(folder / "config.json")
+    values = read_json(folder / "config.json")
     said = architecture or next(iter(values.get("architectures") or ()), None)
     name, family = find_family(values.get("model_type"), said)
     return name, family, read_sizes(values, name)
@@ -103,7 +130,7 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
 # %% ../../nbs/reference/hub/files.ipynb #8169ff5c
 def _shards(index: Path) -> list[Path]:
     "The files that an index names."
-    try: files = set(read_config(index)["weight_map"].values())
+    try: files = set(read_json(index)["weight_map"].values())
     except (KeyError, AttributeError):
         raise UserError(f"{index} is no index of shards: download it again.") from None
     return [index.parent / Path(file).name for file in sorted(files)]

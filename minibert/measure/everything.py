@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ..core.files import read_json, write_whole
+from ..core.files import read_json, read_metrics, write_whole
 from ..core.progress import say
 from ..data.stories import stories
 from ..hub.files import whole_folder
@@ -26,7 +26,6 @@ from ..runs.plan import FinetuneConfig
 from ..runs.report import describe_model, draw_curves, figure_rows, measure
 from ..runs.run import OpenedRun, open_run
 from ..show.page import Shown, draw_heads, own_text, write_page
-from ..train.callbacks import read_metrics
 from ..train.checkpoints import only_run_in
 from ..tuning.classify import TASK
 from ..tuning.finetune import run_finetuning

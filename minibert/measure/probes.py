@@ -35,7 +35,6 @@ class Row:
 
     ids: list[int]
     places: list[int]
-    types: list[int] | None = None  # None: all in the first segment
 
 # %% ../../nbs/reference/measure/probes.ipynb #6bb5bba4
 def place_words(
@@ -65,7 +64,7 @@ def _inputs(rows: Sequence[Row], pad_id: int) -> dict[str, Tensor]:
     fill = lambda values, other: values + [other] * (S - len(values))
     columns = dict(
         input_ids=[fill(row.ids, pad_id) for row in rows],
-        token_type_ids=[fill(row.types or [0] * len(row.ids), 0) for row in rows],
+        token_type_ids=[[0] * S for _ in rows],
         attention_mask=[fill([1] * len(row.ids), 0) for row in rows])
     return {name: torch.tensor(column) for name, column in columns.items()}
 

@@ -5,7 +5,7 @@
 # %% ../../nbs/reference/nn/block.ipynb #0aae2ba6
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor, nn
 
@@ -42,9 +42,7 @@ class BlockConfig(BertConfig):
 
     def to_dict(self) -> dict:
         "BERT's fields, and two more that Hugging Face's RoFormer asks for."
-        values = asdict(self)
-        for name in ("norm", "norm_first", "gated", "bias", "positions"):
-            del values[name]
+        values = {field.name: getattr(self, field.name) for field in fields(BertConfig)}
         return values | dict(rotary_value=False, embedding_size=self.hidden_size)
 
 # %% ../../nbs/reference/nn/block.ipynb #15cad7d5

@@ -14,8 +14,7 @@ from safetensors.numpy import load_file, save
 
 from ..config import BertConfig
 from ..core.errors import UserError
-from ..core.files import write_whole
-from ..hub.config_files import config_text, read_config
+from ..core.files import config_text, read_json, write_whole
 from ..hub.families import find_family
 
 # %% auto #0
@@ -100,7 +99,7 @@ def load_weights(
 ) -> tuple[dict[str, Array], BertConfig]:
     "Open a Hugging Face checkpoint; UserError where something does not fit."
     file = Path(folder) / "model.safetensors"
-    config = BertConfig.from_dict(read_config(file.with_name("config.json")))
+    config = BertConfig.from_dict(read_json(file.with_name("config.json")))
     try: return from_state_dict(load_file(file), config), config
     except (SafetensorError, TypeError, KeyError, AttributeError) as problem:
         raise UserError(f"{file} cannot be read ({problem}): it is damaged, or "

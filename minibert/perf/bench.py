@@ -389,11 +389,9 @@ def bench(
     batch_size: int = 32,  # B
     length: int = 128,  # S
     threads: int | None = None,  # in each process; all processors where not given
-    out: str | Path | None = None,  # the JSON file; a picture goes beside it
 ) -> dict:  # "machine", "settings", "cases"
     "Time training steps of minibert and of Hugging Face, in turn, on equal batches."
     if rounds < 1: raise ValueError(f"rounds is {rounds}: give 1 or more.")
-    if out is not None: chart_beside(out)  # refused before there is work
     threads, shape = threads or _processors(), (batch_size, length)
     until, found = time.monotonic() + 60 * minutes, []
     for k, (size, V) in enumerate(cases):
@@ -401,10 +399,7 @@ def bench(
         found.append(_measure(size, V, rounds, seconds, shape, threads))
     settings = dict(batch_size=batch_size, length=length, threads=threads,
                     transformers=importlib.util.find_spec("transformers") is not None)
-    result = dict(machine=_machine(), settings=settings, cases=found)
-    if out is not None:
-        write_bench(result, out)
-    return result
+    return dict(machine=_machine(), settings=settings, cases=found)
 
 # %% ../../nbs/reference/perf/bench.ipynb #0fe3dc61
 def chart_beside(out: str | Path) -> Path:

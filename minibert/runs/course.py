@@ -5,15 +5,12 @@
 # %% ../../nbs/reference/runs/course.ipynb #834c5c07
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from ..config import BertConfig
 from ..core.course import COURSE
+from ..core.files import read_json
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
 from ..heads import BertForPreTraining
-from ..hub.config_files import read_config
 from ..pairs import PairSampler
 from .bert import BertPlan
 from .plan import of_another_version
@@ -25,35 +22,28 @@ from ..weights import load_pretrained
 __all__ = ['read_course', 'open_course', 'course_run', 'course_sampler']
 
 # %% ../../nbs/reference/runs/course.ipynb #43105984
-def read_course(
-    folder: str | Path = COURSE,
-) -> dict:  # command, versions, options, sha256, parameters
+def read_course() -> dict:  # command, versions, options, sha256, parameters
     "How the course model was made."
-    return json.loads((Path(folder) / "course.json").read_text(encoding="utf8"))
+    return read_json(COURSE / "course.json")
 
 # %% ../../nbs/reference/runs/course.ipynb #8d7bb78a
-def open_course(
-    folder: str | Path = COURSE,
-) -> tuple[BertForPreTraining, WordPieceTokenizer]:
+def open_course() -> tuple[BertForPreTraining, WordPieceTokenizer]:
     "The course model, in eval mode, and its tokenizer."
-    folder = Path(folder)
-    return load_pretrained(folder).eval(), WordPieceTokenizer.from_pretrained(folder)
+    return load_pretrained(COURSE).eval(), WordPieceTokenizer.from_pretrained(COURSE)
 
 # %% ../../nbs/reference/runs/course.ipynb #8c3200ee
 def course_run(
-    folder: str | Path = COURSE,
     train: bool = True,  # False: without the training text, in less time
 ) -> OpenedRun:  # its texts are in memory
     "The run that made the course model, its two texts made again."
-    folder = Path(folder)
-    path = folder / "course.json"
-    plan = of_another_version(BertPlan(), read_course(folder)["options"], path)
-    config = BertConfig.from_dict(read_config(folder / "config.json"))
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    options, path = read_course()["options"], COURSE / "course.json"
+    plan = of_another_version(BertPlan(), options, path)
+    config = BertConfig.from_dict(read_json(COURSE / "config.json"))
+    tokenizer = WordPieceTokenizer.from_pretrained(COURSE)
     def text(split):
         return Corpus.build(load_documents(plan.data.dataset, split=split), tokenizer)
     texts = text("train") if train else None, text("validation")
-    return OpenedRun(folder, plan, config, tokenizer, *texts)
+    return OpenedRun(COURSE, plan, config, tokenizer, *texts)
 
 
 def course_sampler(run: OpenedRun) -> PairSampler:

@@ -33,7 +33,7 @@ from ..train.trainer import train_model
 from ..training import Callback
 
 # %% auto #0
-__all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_run', 'time_step', 'time_variants', 'equal_time',
+__all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_run', 'time_step', 'time_variant', 'equal_time',
            'Trial', 'list_trials', 'run_trial', 'judge_gain', 'read_result', 'best_rates', 'find_gains', 'gain_rows',
            'find_times', 'write_gains', 'run_plan']
 
@@ -116,20 +116,16 @@ def time_step(text: OpenedRun, plan: Plan, steps: int = 12) -> float:  # seconds
     return (times[-1] - start) / steps
 
 
-def time_variants(
-    plans: dict[str, Plan], text: OpenedRun, known: dict, rounds: int = 9,
-) -> dict[str, dict]:  # name -> seconds, and the ratio to the base: median, quartiles
-    "Time each variant that isn't known yet beside the base, in turn."
-    found = dict(known)
-    for name in plans.keys() - known.keys():
-        pairs = [(time_step(text, plans["base"]), time_step(text, plans[name]))
-                 for _ in range(rounds)][1:]
-        ratios = sorted(own / base for base, own in pairs)
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        found[name] = dict(base=median(base for base, _ in pairs),
-                           ratio=1.0 if name == "base" else median(ratios),
-                           quartiles=[low, high])
-    return found
+def time_variant(
+    base: Plan, plan: Plan, text: OpenedRun, rounds: int = 9,
+) -> dict:  # the base's seconds; the ratio to them: median, quartiles
+    "Time a variant beside the base, in turn."
+    pairs = [(time_step(text, base), time_step(text, plan))
+             for _ in range(rounds)][1:]
+    ratios = sorted(own / other for other, own in pairs)
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    return dict(base=median(other for other, _ in pairs),
+                ratio=1.0 if plan is base else median(ratios), quartiles=[low, high])
 
 
 def equal_time(
@@ -153,9 +149,6 @@ class Trial:
 
     @property
     def folder(self) -> Path: return Path(self.plan.output.out)
-
-    @property
-    def done(self) -> bool: return (self.folder / "summary.json").exists()
 
 
 def list_trials(
@@ -192,7 +185,7 @@ def run_trial(trial: Trial, text: OpenedRun) -> None:
         began = read_plan(folder)[0]
         check_resumed(as_values(trial.plan), as_values(began), folder,
                       (*FREE, "precision"))
-    if not trial.done:
+    if not (folder / "summary.json").exists():
         try: _train_trial(trial, text)
         except UserError as problem:
             if not (folder / "metrics.jsonl").exists(): raise  # it has not even begun
@@ -263,10 +256,10 @@ def find_times(plans, text, folder) -> dict:
     "The variants' times beside the base's, measured where they aren't known."
     path = folder / "times.json"
     times = read_json(path) if path.exists() else {}
-    for name in [name for name in plans if name not in times]:
+    for name, plan in plans.items():
+        if name in times: continue
         say(f"Timing {name} beside the base ...")
-        pair = {"base": plans["base"], name: plans[name]}
-        times = time_variants(pair, text, times)
+        times[name] = time_variant(plans["base"], plan, text)
         write_whole(path, json.dumps(times, indent=1))
     return times
 

@@ -18,21 +18,14 @@ from .tasks import Task, own_sentences, writer_rows
 from ..text.cleaning import SPECIALS
 
 # %% auto #0
-__all__ = ['TASK', 'GPTModelOptions', 'GPTPlan', 'continued', 'continue_texts', 'openings', 'GPTTask']
+__all__ = ['TASK', 'GPTPlan', 'continued', 'continue_texts', 'openings', 'GPTTask']
 
 # %% ../../nbs/reference/runs/gpt.ipynb #52ca5c0e
-@checked
-class GPTModelOptions(LimitedModelOptions):
-    "Which model is trained. With --start, its sizes and vocabulary come from there."
-
-    model: str = "gpt"  # bert fills blanks, gpt goes on, t5 fills gaps
-
-
 @checked
 class GPTPlan(Plan):
     "A run of a GPT."
 
-    model: GPTModelOptions = GPTModelOptions()
+    model: LimitedModelOptions = LimitedModelOptions(model="gpt")
     training: TrainingOptions = TrainingOptions(length=128, batch_size=32)
 
 # %% ../../nbs/reference/runs/gpt.ipynb #46dac43a

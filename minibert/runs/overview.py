@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, explain, resume_hint
-from ..core.files import check_free, read_json, write_whole
+from ..core.files import check_free, read_json, read_metrics, write_whole
 from ..core.progress import is_running
 from ..measure.health import judge_health
 from .plan import read_finetuning
@@ -29,14 +28,6 @@ def _progress(folder: Path) -> tuple[int, dict]:  # steps done; the newest state
     checkpoints = sorted((folder / "checkpoints").glob(8 * "[0-9]"))
     if not checkpoints: return 0, {}
     return int(checkpoints[-1].name), read_json(checkpoints[-1] / "state.json")
-
-
-def _whole_lines(folder: Path) -> list[dict]:
-    "The whole lines of metrics.jsonl, read without torch."
-    path = folder / "metrics.jsonl"
-    if not path.is_file(): return []
-    lines = path.read_text(encoding="utf8").splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def _ended(folder: Path, figures: str) -> bool:
@@ -68,7 +59,7 @@ def _of_pretraining(folder: Path) -> dict:
     done, state = _progress(folder)
     ended = _ended(folder, "summary.json")
     summary = read_json(folder / "summary.json") if ended else {}
-    by_hand, lines = model.backend == "numpy", _whole_lines(folder)
+    by_hand, lines = model.backend == "numpy", read_metrics(folder)
     if by_hand and lines: done = lines[-1]["step"]  # it keeps no checkpoints
     health = judge_health(lines, summary, main)
     name = next((name for name in main if name in summary), None)
@@ -234,7 +225,6 @@ def compare_runs(a: str, b: str, out: str | None = None) -> dict:
     "Two runs on the same held-out questions, and a picture of their curves."
     from minibert.runs.asking import warn_repeated
     from minibert.runs.run import open_run
-    from minibert.train.callbacks import read_metrics
     from minibert.weights import load_pretrained
     one, other = (Path(run).resolve() for run in (a, b))  # a run may be called .
     title = ascii(f"{one} and {other}")  # as a PNG file holds it

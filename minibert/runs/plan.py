@@ -20,7 +20,7 @@ from pydantic import AfterValidator
 from ..config import SIZES
 from ..core.errors import UserError
 from ..core.fields import Batch, Count, Name, Part, Positive, Whole, checked
-from ..hub.config_files import read_config
+from ..core.files import read_json
 from ..train.recipe import TrainingConfig
 
 # %% auto #0
@@ -56,7 +56,7 @@ def read_size(size: str) -> tuple:  # L, D, H, and I or None
 def _kept_size(size: str) -> str:
     "A size as `run.yaml` keeps it: a name, or the numbers that a config.json holds."
     if size.endswith(".json"):
-        values = read_config(size)
+        values = read_json(size)
         found = [next((values[name] for name in names if values.get(name)), "")
                  for names in SIZE_NAMES]
         size = "x".join(map(str, found)).removesuffix("x")

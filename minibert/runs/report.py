@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from ..core.errors import UserError
-from ..core.files import write_whole
+from ..core.files import read_metrics, write_whole
 from ..core.progress import say
 from ..data.corpus import Corpus
 from ..data.documents import load_documents
@@ -28,7 +28,6 @@ from .tasks import Task, find_task
 from ..text.foreign import open_tokenizer
 from ..measure.health import SENTENCES, judge_health
 from ..perf.memory import STEP_MEMORY
-from ..train.callbacks import read_metrics
 from ..train.checkpoints import only_run_in
 from ..weights import save_pretrained
 

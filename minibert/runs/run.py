@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -18,15 +18,15 @@ from typing import Any
 
 from torch import nn
 
-from .asking import check_weights, warn_repeated, warn_unknown
+from .asking import (
+    began, check_weights, warn_repeated, warn_unknown)
 from ..train.average import Average
 from ..train.callbacks import (
-    COSTS, UNDECIDED, Budget, Measure, ShowProgress, Stop, TensorBoard, read_metrics)
+    COSTS, UNDECIDED, Budget, Measure, ShowProgress, Stop, TensorBoard)
 from ..train.checkpoints import (
     latest_checkpoint, list_checkpoints, only_run_in, read_state)
-from ..hub.config_files import config_text
 from ..core.errors import NotFiniteError, UserError
-from ..core.files import write_whole
+from ..core.files import config_text, read_metrics, write_whole
 from ..core.precision import choose_precision
 from ..core.seeds import seeded
 from ..data.corpus import Corpus
@@ -55,27 +55,16 @@ from ..what_helps import Choose
 from ..weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0
-__all__ = ['START', 'first_form', 'old_form', 'prepare', 'write_form', 'definite', 'training_config', 'OpenedRun', 'open_run',
-           'fresh_model', 'numpy_weights', 'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin',
-           'at_checkpoints', 'rules_for', 'callbacks_for', 'train_by_hand', 'train', 'FirstBatch', 'OneBatchRun',
-           'overfit', 'go_on', 'tune']
+__all__ = ['START', 'old_form', 'prepare', 'write_form', 'definite', 'training_config', 'OpenedRun', 'open_run', 'fresh_model',
+           'held_out', 'new_folder', 'start_run', 'keep_plan', 'make_run', 'begin', 'at_checkpoints', 'rules_for',
+           'callbacks_for', 'train_by_hand', 'train', 'overfit', 'go_on', 'tune']
 
 # %% ../../nbs/reference/runs/run.ipynb #8366e835
-def first_form(
-    plan: Plan,
-    texts: Iterable,  # documents, for the vocabulary
-) -> tuple[Any, WordPieceTokenizer]:
-    "The model's sizes and a vocabulary learned from the text."
-    task = task_of(plan.model.model)
-    tokenizer = task.vocabulary(plan, texts)
-    return task.config(plan, tokenizer.vocab_size), tokenizer
-
-
 START = "start"  # the folder in a run's that holds the weights of `--start`
 
 
 def old_form(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
-    "Those of `--start`, whose weights are kept in `folder`, in a folder of their own."
+    "Sizes and vocabulary of `--start`; its weights are kept in a folder in `folder`."
     start, task = plan.model.start, task_of(plan.model.model)
     model = load_pretrained(start).float()  # half precision loses small updates
     if family_of(model)[0] not in task.architectures:
@@ -107,8 +96,10 @@ def prepare(plan: Plan, folder: Path) -> tuple[Any, WordPieceTokenizer]:
         for split in ("train", "validation"))
     task.check_text(train)
     with _of_held_out(data.dataset): task.check_text(val)
-    if plan.model.start is None: config, tokenizer = first_form(plan, train)
-    else: config, tokenizer = old_form(plan, folder)
+    if plan.model.start: config, tokenizer = old_form(plan, folder)
+    else:
+        tokenizer = task.vocabulary(plan, train)
+        config = task.config(plan, tokenizer.vocab_size)
     if plan.training.length > (room := reads(config)):
         raise UserError(f"{task.unit.capitalize()} of {plan.training.length} tokens do "
                         f"not fit a model that reads {room}: give --length {room} or "
@@ -190,12 +181,6 @@ def fresh_model(run: OpenedRun) -> nn.Module:
     else: model = run.task.fresh(run)
     return model.to(own_device())
 
-# %% ../../nbs/reference/runs/run.ipynb #4edf4ff9
-def numpy_weights(model: BertForPreTraining) -> dict:  # their names -> arrays
-    "The model's weights as the NumPy BERT holds them, copied."
-    from minibert.numpy_bert.weights import from_state_dict
-    return from_state_dict(to_hf(model), model.config)
-
 # %% ../../nbs/reference/runs/run.ipynb #c06c1935
 def held_out(run: OpenedRun) -> Any:  # a PairSampler, or other examples
     "The held-out questions with which a run is measured."
@@ -251,8 +236,7 @@ def _learned(run: OpenedRun) -> tuple[str, ...]:
     "What the model will have learned: of this run, and of the one that it starts from."
     names = run.task.teaches(run.plan)
     if start := run.plan.model.start:
-        about = read_plan(start)[1] if (Path(start) / "run.yaml").is_file() else {}
-        names += run.task.learned(load_pretrained(start), about)
+        names += run.task.learned(load_pretrained(start), began(start))
     return tuple(dict.fromkeys(names))
 
 # %% ../../nbs/reference/runs/run.ipynb #07e78eae
@@ -328,11 +312,12 @@ def train_by_hand(
     import numpy as np
 
     from minibert.numpy_bert.training import pretrain_numpy
+    from minibert.numpy_bert.weights import from_state_dict
     stop, shown = Stop(), [ShowProgress()] if is_shown() else []
     try:
         with only_run_in(folder), np.errstate(all="ignore"):  # the loop looks itself
             pretrain_numpy(model.config, sampler, training, folder,
-                           params=numpy_weights(model),
+                           params=from_state_dict(to_hf(model), model.config),
                            callbacks=[*callbacks, *shown, stop])
     except FloatingPointError as problem: raise UserError(str(problem)) from None
     if stop.heard:
@@ -361,23 +346,6 @@ def train(
     return model, read_state(latest_checkpoint(run.folder))["seconds"]
 
 # %% ../../nbs/reference/runs/run.ipynb #66370861
-class FirstBatch:
-    "Examples whose every batch is the first."
-
-    def __init__(self, examples: Any): self.examples = examples
-
-    def __getattr__(self, name: str) -> Any: return getattr(self.examples, name)
-
-    def batch(self, step: int, n: int) -> dict: return self.examples.batch(0, n)
-
-
-class OneBatchRun(OpenedRun):
-    "A run that reads its first batch again and again."
-
-    @property
-    def lessons(self) -> FirstBatch: return FirstBatch(super().lessons)
-
-
 def overfit(
     plan: Plan, steps: int = 300, enough: float = 0.1,  # of the first loss
 ) -> dict:  # learned, first_loss, last_loss, steps, examples
@@ -387,7 +355,9 @@ def overfit(
                average_steps=0, tensorboard=False, log_steps=max(1, steps // 10))
     with TemporaryDirectory() as folder:
         run, model = begin(with_values(plan, own | dict(out=f"{folder}/run")))
-        try: train(OneBatchRun(**vars(run)), model)
+        draw = run.lessons.batch
+        run.lessons.batch = lambda step, n: draw(0, n)  # the first again and again
+        try: train(run, model)
         except KeyboardInterrupt: raise KeyboardInterrupt from None  # nothing is saved
         except UserError as problem:  # it diverged
             if not read_metrics(run.folder): raise  # in its first step

@@ -17,21 +17,14 @@ from .tasks import VAL_SEED, Task, own_sentences, writer_rows
 from ..text.cleaning import SPECIALS
 
 # %% auto #0
-__all__ = ['TASK', 'T5ModelOptions', 'T5Plan', 'answered', 'T5Task']
+__all__ = ['TASK', 'T5Plan', 'answered', 'T5Task']
 
 # %% ../../nbs/reference/runs/t5.ipynb #e7eb5fcd
-@checked
-class T5ModelOptions(ModelOptions):
-    "Which model is trained. With --start, its sizes and vocabulary come from there."
-
-    model: str = "t5"  # bert fills blanks, gpt goes on, t5 fills gaps
-
-
 @checked
 class T5Plan(Plan):
     "A run of a T5."
 
-    model: T5ModelOptions = T5ModelOptions()
+    model: ModelOptions = ModelOptions(model="t5")
     training: TrainingOptions = TrainingOptions(length=64, learning_rate=3e-2)
 
 # %% ../../nbs/reference/runs/t5.ipynb #21edce8d
@@ -97,8 +90,7 @@ class T5Task(Task):
         "What it writes into the gaps of four held-out texts."
         import torch
 
-        from minibert.data.spans import gap_ids
-        from minibert.data.spans import span_mask, spans, spell
+        from minibert.data.spans import gap_ids, span_mask, spans, spell
         from minibert.t5 import generate_from
         tokenizer, lines = run.tokenizer, ["", "What it writes into the gaps:"]
         top, end = gap_ids(tokenizer)[0], tokenizer.sep_id

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.errors import UserError
-from ..core.files import atomic_dir, check_free, write_whole
+from ..core.files import (
+    atomic_dir, check_free, read_metrics, write_whole)
 from ..core.precision import check_finite, evaluating
 from ..data.corpus import Corpus
 from ..data.spans import read_gaps
@@ -44,7 +45,6 @@ from ..tuning.tasks import task_for
 from .plots import show_curves, show_heads, show_matrix, show_sheet
 from ..t5 import T5ForConditionalGeneration, generate_from
 from ..text.foreign import open_tokenizer
-from ..train.callbacks import read_metrics
 from ..weights import load_pretrained
 
 # %% auto #0
@@ -121,7 +121,6 @@ _SEEN = {"gradient": "norm, after clipping", "update": "update / weight",
 
 def _run_figures(folder: Path) -> Iterator[tuple]:
     "What the observer of the run saw, if it had one."
-    if not (folder / "metrics.jsonl").is_file(): return
     history = read_metrics(folder)
     seen = {name.split("/")[0] for line in history for name in line}
     for what, y in _SEEN.items():
@@ -170,17 +169,6 @@ def _png(figure) -> bytes:
         warnings.simplefilter("ignore")
         figure.savefig(file, format="png")
     return file.getvalue()
-
-
-def _open(run) -> tuple[nn.Module, Any, list[str]]:
-    "The model, its tokenizer, and what was said about it while it was opened."
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        model = load_pretrained(run)
-    notes = [str(warning.message) for warning in said
-             if issubclass(warning.category, UserWarning)]
-    model = getattr(model, "discriminator", model)  # all that is asked of an ELECTRA
-    return model, open_tokenizer(run), notes
 
 # %% ../../nbs/reference/show/page.ipynb #d2143955
 @dataclass(frozen=True)
@@ -268,11 +256,14 @@ def inspect(
 ) -> Path:  # the page
     "Draw all that a model shows of a text; refuses with a sentence what it cannot."
     out = check_free(out).resolve()
-    model, tokenizer, notes = _open(run)
-    show = resolve(family_of(model)[1].inspected)
     with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model, tokenizer = load_pretrained(run), open_tokenizer(run)
         warn_unknown("the text", tokenizer, tokenizer.ids(f"{text} {pair or ''}"))
-    notes += [str(warning.message) for warning in said]
+    notes = [str(warning.message) for warning in said
+             if issubclass(warning.category, UserWarning)]
+    model = getattr(model, "discriminator", model)  # all that is asked of an ELECTRA
+    show = resolve(family_of(model)[1].inspected)
     shown = show(model, tokenizer, text, pair, Path(run), notes)
     with atomic_dir(out) as aside: write_page(aside, run, model.config, shown, notes)
     return out / "index.html"

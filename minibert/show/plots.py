@@ -211,7 +211,7 @@ def show_heads(
     return figure
 
 # %% ../../nbs/reference/show/plots.ipynb #15634cf0
-def _sheet(probs, rows):
+def _sheet(probs):
     "All heads as one picture, NaN between them; refused unless (layers, H, S, S)."
     values = _array(probs)
     if values.ndim != 4 or values.shape[2] != values.shape[3] or not values.size:
@@ -220,9 +220,6 @@ def _sheet(probs, rows):
             "stack the layers of one sentence; for one layer there is show_heads."
         )
     layers, heads, S, _ = values.shape
-    if rows is not None and len(rows) != layers:
-        raise ValueError(f"The sheet has {layers} rows and {len(rows)} row names: "
-                         "give one name for each.")
     gap = max(1, S // 16)
     tiles = np.full((layers, S + gap, heads, S + gap), np.nan)
     tiles[:, :S, :, :S] = values.transpose(0, 2, 1, 3)
@@ -232,14 +229,13 @@ def _sheet(probs, rows):
 def show_sheet(
     probs: Tensor,  # (layers, H, S, S)
     title: str = "",
-    rows: list[str] | None = None,  # names of the layers
     alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw every head of every layer, without words, on the scale 0..1."
-    picture, step = _sheet(probs, rows)
+    picture, step = _sheet(probs)
     layers, heads = len(probs), len(probs[0])
     side = min(1.2, 9.5 / heads)
-    names = [f"layer {n}" for n in range(layers)] if rows is None else rows
+    names = [f"layer {n}" for n in range(layers)]
     size = heads * side + _edge(names) + 0.9, layers * side + 0.7
     figure, ((axis,),) = _blank(*size, title, alt)
     image = _heat(axis, picture, 0, 1, "equal")
@@ -274,13 +270,12 @@ def show_tensors(
     tensors: dict,  # {name: (column, row, tensor)}: (B, S, D) or (B, H, S, K)
     arrows: list[tuple],  # (name, name, what happens on the way)
     bands: dict[str, int] | None = None,  # {name: how many heads a sheet holds}
-    title: str = "",
     alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "Draw how tensors follow from others: shapes to scale, heads as cards or bands."
     columns, rows = (max(place[n] for place in tensors.values()) for n in (0, 1))
     size = 1.4 * columns + 1.1, 1.12 * rows + 1.1
-    figure, ((axis,),) = _blank(*size, title, alt)
+    figure, ((axis,),) = _blank(*size, alt=alt)
     axis.set(xlim=(0, size[0]), ylim=(size[1], 0), aspect="equal")
     axis.axis("off")
     places, centred = {}, dict(ha="center", fontsize=9)
@@ -401,14 +396,13 @@ def show_bars(
 def show_intervals(
     intervals: dict[str, tuple],  # {label: (middle, low, high)}; nan: no interval
     x: str = "",
-    title: str = "",
     alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
     "A forest plot: a point and an interval for each label, beside a line at 0."
     told = "; ".join(f"{label} {middle:+.3g} ({low:+.3g} to {high:+.3g})"
                      for label, (middle, low, high) in intervals.items())
-    figure, ((axis,),) = _blank(5.6, 0.9 + 0.28 * len(intervals), title,
-                                alt or f"{x}: {told}.")
+    figure, ((axis,),) = _blank(5.6, 0.9 + 0.28 * len(intervals),
+                                alt=alt or f"{x}: {told}.")
     for k, (middle, low, high) in enumerate(intervals.values()):
         axis.plot([low, high], [k, k], color="#31688e", linewidth=1.6)
         axis.plot(middle, k, "o", color="#31688e", markersize=5)

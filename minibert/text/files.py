@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.files import write_whole
+from ..core.files import read_json, write_whole
 from .cleaning import LONGEST_WORD, SPECIALS
 
 # %% auto #0
-__all__ = ['write_tokenizer', 'find_tokenizer_files', 'read_json_file', 'tokenizer_type', 'read_vocab', 'read_tokenizer']
+__all__ = ['write_tokenizer', 'find_tokenizer_files', 'tokenizer_type', 'read_vocab', 'read_tokenizer']
 
 # %% ../../nbs/reference/text/files.ipynb #a8fb96a5
 def _to_json(tokenizer: Any) -> dict:
@@ -101,18 +101,10 @@ def find_tokenizer_files(
     return found
 
 
-def read_json_file(path: Path) -> dict:
-    "The JSON object in a file; UserError naming the file where it is none."
-    try: content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError: content = None
-    if isinstance(content, dict): return content
-    raise UserError(f"{path} is no JSON object: copy or download it again.")
-
-
 def tokenizer_type(files: dict[str, Path]) -> str:  # "WordPiece", "BPE", "Unigram", ...
     "The kind of tokenizer that files hold."
     if "tokenizer.json" in files:
-        model = read_json_file(files["tokenizer.json"]).get("model") or {}
+        model = read_json(files["tokenizer.json"]).get("model") or {}
         guess = "BPE" if "merges" in model else "WordPiece"  # old files name no type
         return model.get("type") or ("Unigram" if "unk_id" in model else guess)
     if files.keys() & {"vocab.json", "merges.txt"}: return "BPE"
@@ -179,7 +171,7 @@ def read_tokenizer(
         raise UserError(f"{name_or_folder} has neither vocab.txt nor tokenizer.json: "
                         "give a folder, or a name on the hub, that has them.")
     names = *_FILES[1:], "added_tokens.json", "special_tokens_map.json"
-    rules, config, *more = (read_json_file(files[name]) if name in files else {}
+    rules, config, *more = (read_json(files[name]) if name in files else {}
                             for name in names)
     _check_rules(name_or_folder, rules, config, *more)
     clean = rules.get("normalizer") or {}

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.files import write_whole
-from ..hub.config_files import config_text
+from ..core.files import config_text, read_json, write_whole
 from .cleaning import close_spaces
-from .files import find_tokenizer_files, read_json_file, tokenizer_type
+from .files import find_tokenizer_files, tokenizer_type
 from ..tokenizer import WordPieceTokenizer
 
 # %% auto #0
@@ -139,7 +138,7 @@ def _from_merges(files: dict[str, Path], config: dict) -> Any:  # a tokenizers.T
         add_prefix_space=config.get("add_prefix_space", False))
     inner.decoder = tk.decoders.ByteLevel()
     more = files.get("added_tokens.json")
-    added = read_json_file(more) if more else {}
+    added = read_json(more) if more else {}
     known = [name for name in _ENDS if name in inner.get_vocab()]
     inner.add_special_tokens(known + sorted(added, key=added.get))
     return inner
@@ -171,7 +170,7 @@ def read_other(
     if kind not in ("BPE", "Unigram"):
         raise UserError(f"{name_or_folder} has a tokenizer of type {kind}: only "
                         "WordPiece, BPE and Unigram can be read.")
-    config, others = (read_json_file(files[name]) if name in files else {}
+    config, others = (read_json(files[name]) if name in files else {}
                       for name in ("tokenizer_config.json", "special_tokens_map.json"))
     try: inner = _read_library(files, kind, config)
     except UserError: raise

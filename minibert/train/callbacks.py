@@ -23,7 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..core.errors import UserError
-from ..core.files import write_whole
+from ..core.files import read_metrics, write_whole
 from ..core.precision import evaluating
 from ..core.progress import say, tell_stderr
 from ..perf.memory import peak_memory
@@ -32,8 +32,8 @@ from .recipe import TrainingConfig, schedule_at
 from ..training import Callback, Run
 
 # %% auto #0
-__all__ = ['UNDECIDED', 'COSTS', 'is_logged', 'is_due', 'read_metrics', 'Log', 'Finite', 'Measure', 'Cost', 'NumpyCost',
-           'clock_at', 'ShowProgress', 'Stop', 'Budget', 'TensorBoard']
+__all__ = ['UNDECIDED', 'COSTS', 'is_logged', 'is_due', 'Log', 'Finite', 'Measure', 'Cost', 'NumpyCost', 'clock_at',
+           'ShowProgress', 'Stop', 'Budget', 'TensorBoard']
 
 # %% ../../nbs/reference/train/callbacks.ipynb #ea0d9873
 UNDECIDED = 10**9  # steps of a run with a budget of time, until they are decided
@@ -48,17 +48,6 @@ def is_due(step: int, config: TrainingConfig) -> bool:
     "Is a checkpoint due after this step, and before it the held-out figures?"
     return step % config.checkpoint_steps == 0 or step == config.steps
 
-
-def read_metrics(folder: str | Path) -> list[dict]:
-    "The lines of metrics.jsonl but for a last one that was cut short; [] without it."
-    path = Path(folder) / "metrics.jsonl"
-    lines = path.read_text(encoding="utf8").splitlines() if path.is_file() else []
-    try: return [json.loads(line) for line in lines]
-    except ValueError: pass
-    try: return [json.loads(line) for line in lines[:-1]]
-    except ValueError:
-        raise UserError(f"{path} is damaged: copy it again, or delete it; the run goes "
-                        "on without it.") from None
 
 # %% ../../nbs/reference/train/callbacks.ipynb #fa090a46
 class Log(Callback):

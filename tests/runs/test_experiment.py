@@ -39,10 +39,14 @@ def test_a_slow_step_gets_fewer_steps_and_a_known_time_is_not_taken_again(tmp_pa
     plans = experiment.read_experiment(tmp_path / "plan.yaml")
     seconds = iter([9, 9, 1, 2, 2, 4, 4, 10, 1, 2] * 3)  # base and variant in turn; the first round is the warm-up
     monkeypatch.setattr(experiment, "time_step", lambda text, plan: next(seconds))
-    times = experiment.time_variants({**plans, "old": None}, None, {"old": dict(base=1.5, ratio=3.0)}, rounds=5)
+    times = {name: experiment.time_variant(plans["base"], plan, None, rounds=5) for name, plan in plans.items()}
     assert times["base"]["ratio"] == 1 and times["lion"]["ratio"] == 2 and times["lion"]["quartiles"] == [2, 2]
     steps = {name: plan.training.steps for name, plan in experiment.equal_time(plans, times, 1).items()}
-    assert steps == {"base": 40, "lion": 20, "forty-percent masks": 20}  # a base's step took 1.5 to 2 seconds: the median is 1.5
+    assert steps == {"base": 40, "lion": 20, "forty-percent masks": 20}  # a base's step took 1.5 seconds
+    (tmp_path / "times.json").write_text('{"lion": {"base": 1.5, "ratio": 3.0}}')
+    monkeypatch.setattr(experiment, "time_step", lambda text, plan: 1.0)
+    found = experiment.find_times(plans, None, tmp_path)
+    assert found["lion"]["ratio"] == 3 and found["base"]["ratio"] == found["forty-percent masks"]["ratio"] == 1
 
 
 def test_a_plan_ends_with_a_table_and_a_plot_and_a_kill_repeats_nothing(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 """The life of a run: begun, stopped, gone on with, asked, evaluated, listed, compared."""
+import itertools
 import json
 import shutil
 import signal
@@ -115,8 +116,9 @@ def test_a_run_goes_on_without_its_metrics(run, copy):
     assert len({*bits_of(run, copy)}) == 1
 
 
-@pytest.mark.parametrize("name", ["summary.json", "run.yaml", "checkpoints/00000004/state.json"])
-@pytest.mark.parametrize("text", ["", "[]", "{\"a\": 1}"])
+@pytest.mark.parametrize("name, text", [
+    *itertools.product(["summary.json", "run.yaml", "checkpoints/00000004/state.json"], ["", "[]", '{"a": 1}']),
+    ("metrics.jsonl", '{"step": 1\n{"step": 2}\n')])
 def test_a_damaged_run_does_not_hide_the_others(run, tmp_path, name, text):
     for number in "12": shutil.copytree(run, tmp_path / "runs" / number)
     (tmp_path / "runs/1" / name).write_text(text)
