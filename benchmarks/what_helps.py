@@ -6,7 +6,9 @@ Runs plans/optimizers.yaml, objectives.yaml and architecture.yaml by `minibert e
 the four that papers disagree on are judged on seeds 1 to 3: on the stories for two minutes, again with the base's number of
 steps where theirs differs (equal tokens), and with rates of their own on WikiText-2. There AdamW doesn't leave the plateau in two minutes, so
 the base is what helped, the fast recipe, and its own parts are taken away one by one. Some eleven hours of one core. What is there is not
-repeated, so several processes may share the work: name the stages (a plan, a plan with -2, wikitext).
+repeated, so several processes may share the work: name the stages (a plan, a plan with -2, detection, wikitext).
+ELECTRA's detection has no loss of masked words, so it stands apart: its frozen vectors and those of the run with Muon are asked who
+the hero is (probe_roles).
 Writes minibert/measured/what_helps.json.
 """
 from __future__ import annotations
@@ -17,23 +19,29 @@ import math
 import platform
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import torch
 import yaml
 
 from minibert.core.files import read_json, write_whole
+from minibert.data.stories import stories
+from minibert.measure.probes import probe_roles
+from minibert.nn.kinds import load_reading, reading_tokenizer
 from minibert.runs.experiment import (
-    equal_time, find_gains, find_times, list_trials, open_text, read_experiment, read_result, run_plan, run_trial)
+    best_rates, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, read_result, run_plan,
+    run_trial, time_step)
 from minibert.runs.plan import with_values
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANS = "optimizers", "objectives", "architecture"
-STAGES = *PLANS, *(f"{plan}-2" for plan in PLANS), "wikitext"
+STAGES = *PLANS, *(f"{plan}-2" for plan in PLANS), "detection", "wikitext"
 DISPUTED = "neither", "spans", "pre-norm", "Sophia"
 JUDGES = 1, 2, 3
 MINUTES = 2  # for a run: in one, a processor without AVX-512 only begins to leave the plateau
 FAST = dict(model="variant", recipe="fast", batch_size=32)  # the base on WikiText-2
 WITHOUT = {"AdamW": dict(optimizer="adamw"), "learned": dict(positions="absolute"), "mask 15 %": dict(mask_probability=0.15)}
+EACH = dict(loss="mlm_loss", accuracy="mlm_accuracy", pairs="nsp_accuracy")  # of each seed
 KEPT = "name", "factor", "steps", "ratio", "value", "gain", "low", "high", "verdict"
 
 
@@ -42,14 +50,14 @@ def plan_file(name: str) -> Path:
 
 
 def kept(rows: list[dict], folder: Path, seeds: tuple, same: str = "") -> list[dict]:
-    "What the chapter shows of each row, and each seed's loss and accuracy; JSON has no nan and no inf."
+    "What the chapter shows of each row, and each seed's figures; JSON has no nan and no inf."
     def finite(value): return value if isinstance(value, str) or math.isfinite(value) else None
     found = []
     for row in rows:
         runs = [folder / f"{row['name']}-x{row['factor']:g}-seed{seed}" for seed in seeds]
         runs = [own if (own := Path(f"{run}{same}")).exists() else run for run in runs]
         summaries = [read_json(run / "summary.json") for run in runs]
-        each = {name: [summary.get(f"mlm_{name}") for summary in summaries] for name in ("loss", "accuracy")}
+        each = {name: [summary.get(key) for summary in summaries] for name, key in EACH.items()}
         found.append({key: finite(row[key]) for key in KEPT if key in row} | each)
     return found
 
@@ -99,6 +107,39 @@ def stage_two(plan: str, out: Path) -> dict:
     return dict(time=kept(time, folder, JUDGES), tokens=kept(find_gains(results(tokens, "-tokens")), folder, JUDGES, "-tokens"))
 
 
+def role_accuracy(folder: Path) -> float:
+    "Hero or friend? Balanced accuracy of a probe on the frozen vectors of all layers."
+    bert, tokenizer = load_reading(folder).float(), reading_tokenizer(folder)
+    found = probe_roles(bert, tokenizer, stories(2000), stories(500, 0, "validation"), seeds=1)
+    return found["trained_balanced"][-1][0]
+
+
+def detection(out: Path) -> dict:
+    "ELECTRA against the run with Muon, at equal time."
+    electra, muon = read_experiment(plan_file("detection"))["base"], read_experiment(plan_file("optimizers"))["Muon"]
+    own, other = (open_text(plan, out / name / "text") for plan, name in ((electra, "detection"), (muon, "optimizers")))
+    steps = next(row["steps"] for row in read_json(out / "optimizers.json")["one_seed"] if row["name"] == "Muon")
+    if not (path := out / "detection/times.json").exists():
+        pairs = [(time_step(other, muon), time_step(own, electra)) for _ in range(9)]
+        write_whole(path, json.dumps(dict(ratio=median(theirs / ours for ours, theirs in pairs[1:]))))
+    ratio = read_json(path)["ratio"]
+    electra = with_values(electra, dict(steps=round(steps / ratio)))
+
+    def asked(seeds: tuple, best: dict | None = None) -> list[dict]:
+        found = []
+        for trial in list_trials({"ELECTRA": electra}, seeds, out / "detection", best):
+            run_trial(trial, own)
+            found.append(dict(name=trial.name, factor=trial.factor, cost=-role_accuracy(trial.folder)))
+        return found
+
+    best = best_rates(asked((0,)))
+    ours = {seed: role_accuracy(next((out / "optimizers").glob(f"Muon-*-seed{seed}"))) for seed in JUDGES}
+    theirs = [-row["cost"] for row in asked(JUDGES, best)]
+    low, high, verdict = judge_gain([b - a for a, b in zip(ours.values(), theirs)])
+    return dict(steps=electra.training.steps, ratio=ratio, factor=best["ELECTRA"], bert=[*ours.values()],
+                electra=theirs, low=low, high=high, verdict=verdict)
+
+
 def wikitext(out: Path, dataset: str) -> dict:
     "The fast recipe on WikiText-2, without each of its parts, and with each finalist; all with rates of their own."
     known = {plan: yaml.safe_load(plan_file(plan).read_text())["changes"] for plan in PLANS}
@@ -118,7 +159,8 @@ def main() -> None:
     out = arguments.out
     for stage in arguments.stages:
         plan = stage.removesuffix("-2")
-        found = (wikitext(out, arguments.wikitext) if stage == "wikitext" else stage_one(plan, out) if stage == plan else stage_two(plan, out))
+        other = dict(wikitext=lambda: wikitext(out, arguments.wikitext), detection=lambda: detection(out)).get(stage)
+        found = other() if other else stage_one(plan, out) if stage == plan else stage_two(plan, out)
         write_whole(out / f"{stage}.json", json.dumps(found))
     measured = ROOT / "minibert/measured/what_helps.json"
     machine = f"{platform.machine()}, one thread, torch {torch.__version__}"

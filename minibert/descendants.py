@@ -324,12 +324,12 @@ class ElectraForMaskedLM(MaskedModel):
 class ElectraForPreTraining(nn.Module):
     "The discriminator: was this token replaced?"
 
-    fresh, objectives = (), ("rtd",)
+    fresh, objectives, model_class = (), ("rtd",), ElectraModel
     word_embeddings = MaskedModel.word_embeddings
 
     def __init__(self, config: ElectraConfig, generator: torch.Generator | None = None):
         super().__init__()
-        self.config, self.bert = config, ElectraModel(config, generator)
+        self.config, self.bert = config, self.model_class(config, generator)
         D = config.hidden_size
         self.dense, self.verdict = nn.Linear(D, D), nn.Linear(D, 1)
         self.activation = ACTIVATIONS[config.hidden_act]
@@ -375,6 +375,11 @@ class ElectraForJointTraining(nn.Module):
         for name in ("word_embeddings", "position_embeddings", "token_type_embeddings",
                      "norm"):  # one block of tables for both
             setattr(its, name, getattr(ours, name))
+
+    @property
+    def bert(self) -> nn.Module:
+        "The discriminator's encoder: what is kept when training is over."
+        return self.discriminator.bert
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, int]:
         "How many answers each loss is a mean of: the chosen tokens, and the real ones."

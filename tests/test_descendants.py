@@ -23,10 +23,11 @@ from minibert.data.pairs import Pairs
 from minibert.data.rows import FullSentences, OrderedPairs, Replaced, Taught
 from minibert.hub.sizes import AlbertConfig, DistilBertConfig, ElectraConfig, RobertaConfig
 from minibert.model import attentions
+from minibert.nn.classifier_parts import make_encoder
 from minibert.parity import assert_same, randomise_, reference_batch
 from minibert.runs.course import open_course
 from minibert.train.gradients import Gradients
-from minibert.weights import from_hf, load_pretrained, name_table, save_pretrained, to_hf
+from minibert.weights import from_hf, load_encoder, load_pretrained, name_table, save_pretrained, to_hf
 
 SIZES = dict(vocab_size=101, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37, max_position_embeddings=20)
 CONFIGS = {  # architecture: its config
@@ -408,6 +409,13 @@ def test_a_joint_checkpoint_opens_as_their_discriminator(tmp_path):
     assert_same(back.state_dict(), ours.state_dict(), tol=0)
     assert back.generator.bert.embeddings.norm is back.discriminator.bert.embeddings.norm
     assert_same(load_pretrained(tmp_path, architecture="ElectraForPreTraining").state_dict(), ours.discriminator.state_dict(), tol=0)
+    assert_same(load_encoder(tmp_path).state_dict(), ours.discriminator.bert.state_dict(), tol=0)
+
+
+@every
+def test_a_fresh_encoder_is_of_the_same_kind(name):
+    fresh, ours = make_encoder(CONFIGS[name], seeded(0)), from_hf(theirs_of(name, CONFIGS[name])).bert
+    assert {n: p.shape for n, p in fresh.state_dict().items()} == {n: p.shape for n, p in ours.state_dict().items()}
 
 
 def test_a_teacher_comes_with_the_batch(course):
