@@ -29,7 +29,7 @@ from minibert.data.stories import stories
 from minibert.measure.probes import probe_roles
 from minibert.nn.kinds import load_reading, reading_tokenizer
 from minibert.runs.experiment import (
-    best_rates, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, read_result, run_plan,
+    equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, read_result, run_plan,
     run_trial, time_step)
 from minibert.runs.plan import with_values
 
@@ -118,26 +118,25 @@ def detection(out: Path) -> dict:
     "ELECTRA against the run with Muon, at equal time."
     electra, muon = read_experiment(plan_file("detection"))["base"], read_experiment(plan_file("optimizers"))["Muon"]
     own, other = (open_text(plan, out / name / "text") for plan, name in ((electra, "detection"), (muon, "optimizers")))
-    steps = next(row["steps"] for row in read_json(out / "optimizers.json")["one_seed"] if row["name"] == "Muon")
+    known = next(row for row in read_json(out / "optimizers.json")["one_seed"] if row["name"] == "Muon")
     if not (path := out / "detection/times.json").exists():
         pairs = [(time_step(other, muon), time_step(own, electra)) for _ in range(9)]
         write_whole(path, json.dumps(dict(ratio=median(theirs / ours for ours, theirs in pairs[1:]))))
     ratio = read_json(path)["ratio"]
-    electra = with_values(electra, dict(steps=round(steps / ratio)))
+    electra = with_values(electra, dict(steps=round(known["steps"] / ratio)))
 
-    def asked(seeds: tuple, best: dict | None = None) -> list[dict]:
+    def asked(seeds: tuple, best: dict | None = None) -> list[tuple[float, float]]:  # accuracy, times its rates
         found = []
         for trial in list_trials({"ELECTRA": electra}, seeds, out / "detection", best):
             run_trial(trial, own)
-            found.append(dict(name=trial.name, factor=trial.factor, cost=-role_accuracy(trial.folder)))
+            found.append((role_accuracy(trial.folder), trial.factor))
         return found
 
-    best = best_rates(asked((0,)))
-    ours = {seed: role_accuracy(next((out / "optimizers").glob(f"Muon-*-seed{seed}"))) for seed in JUDGES}
-    theirs = [-row["cost"] for row in asked(JUDGES, best)]
-    low, high, verdict = judge_gain([b - a for a, b in zip(ours.values(), theirs)])
-    return dict(steps=electra.training.steps, ratio=ratio, factor=best["ELECTRA"], bert=[*ours.values()],
-                electra=theirs, low=low, high=high, verdict=verdict)
+    _, factor = max(asked((0,)))
+    theirs = [accuracy for accuracy, _ in asked(JUDGES, dict(ELECTRA=factor))]
+    ours = [role_accuracy(out / f"optimizers/Muon-x{known['factor']:g}-seed{seed}") for seed in JUDGES]
+    low, high, verdict = judge_gain([b - a for a, b in zip(ours, theirs)])
+    return dict(steps=electra.training.steps, ratio=ratio, factor=factor, bert=ours, electra=theirs, low=low, high=high, verdict=verdict)
 
 
 def wikitext(out: Path, dataset: str) -> dict:
@@ -159,8 +158,9 @@ def main() -> None:
     out = arguments.out
     for stage in arguments.stages:
         plan = stage.removesuffix("-2")
-        other = dict(wikitext=lambda: wikitext(out, arguments.wikitext), detection=lambda: detection(out)).get(stage)
-        found = other() if other else stage_one(plan, out) if stage == plan else stage_two(plan, out)
+        if stage == "wikitext": found = wikitext(out, arguments.wikitext)
+        elif stage == "detection": found = detection(out)
+        else: found = stage_one(plan, out) if stage == plan else stage_two(plan, out)
         write_whole(out / f"{stage}.json", json.dumps(found))
     measured = ROOT / "minibert/measured/what_helps.json"
     machine = f"{platform.machine()}, one thread, torch {torch.__version__}"
