@@ -398,14 +398,16 @@ def show_intervals(
     x: str = "",
     alt: str = "",  # what it shows, in words
 ) -> plt.Figure:
-    "A forest plot: a point and an interval for each label, beside a line at 0."
+    "A forest plot: a point, hollow if it may be 0, and an interval for each label."
     told = "; ".join(f"{label} {middle:+.3g} ({low:+.3g} to {high:+.3g})"
                      for label, (middle, low, high) in intervals.items())
     figure, ((axis,),) = _blank(5.6, 0.9 + 0.28 * len(intervals),
                                 alt=alt or f"{x}: {told}.")
     for k, (middle, low, high) in enumerate(intervals.values()):
         axis.plot([low, high], [k, k], color="#31688e", linewidth=1.6)
-        axis.plot(middle, k, "o", color="#31688e", markersize=5)
+        settled = low > 0 or high < 0
+        axis.plot(middle, k, "o", color="#31688e", markersize=5,
+                  markerfacecolor="#31688e" if settled else "white")
     axis.axvline(0, color="grey", linewidth=1, linestyle="--")
     axis.set_yticks(range(len(intervals)), list(intervals), parse_math=False)
     axis.set(xlabel=x, ylim=(max(len(intervals), 1) - 0.5, -0.5))
