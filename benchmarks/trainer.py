@@ -18,11 +18,11 @@ from statistics import median
 
 import torch
 import yaml
-from what_helps import ROOT, judged, plan_file, write_plan
+from what_helps import ROOT, judged, plan_file, reached, write_plan
 
 from minibert.core.files import read_json, write_whole
 from minibert.perf.bench import available_peers, take_turns
-from minibert.runs.experiment import best_rates, list_trials, open_text, read_experiment, read_result, run_trial
+from minibert.runs.experiment import best_rates, list_trials, open_text, read_experiment
 from minibert.runs.plan import with_values
 
 SHARE = 5  # the default recipe gets the minutes divided by this
@@ -49,9 +49,7 @@ def main() -> None:
     steps = [round(60 * minutes / share / second) for share, second in zip((SHARE, 1), known["seconds"])]
     plans = {name: with_values(plan, dict(steps=own)) for own, (name, plan) in zip(steps, plans.items())}
 
-    trials = list(list_trials({"Trainer": plans["Trainer"]}, (0,), out))
-    for trial in trials: run_trial(trial, text)
-    tried = [read_result(trial) for trial in trials]
+    tried = reached(list_trials({"Trainer": plans["Trainer"]}, (0,), out), text)
     found = dict(machine=f"{platform.machine()}, one thread, torch {torch.__version__}", minutes=minutes, share=SHARE, **known,
                  tried=[{key: row[key] for key in ("factor", "steps", "cost")} for row in tried],
                  judged=judged(plans, text, out, dict(base=1.0) | best_rates(tried)))

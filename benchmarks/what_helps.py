@@ -7,7 +7,7 @@ the four that papers disagree on are judged on seeds 1 to 3: on the stories for 
 steps where theirs differs (equal tokens), and with rates of their own on WikiText-2. There AdamW doesn't leave the plateau in two minutes, so
 the base is what helped, the fast recipe, and its own parts are taken away one by one. Some eleven hours of one core. What is there is not
 repeated, so several processes may share the work: name the stages (a plan, a plan with -2, detection, wikitext, longer).
-In the end the fast recipe and what could better it train for ten minutes.
+The last stage trains the fast recipe, and what could better it, for ten minutes.
 ELECTRA's detection has no loss of masked words, so it stands apart: its frozen vectors and those of the run with Muon are asked who
 the hero is (probe_roles).
 Writes minibert/measured/what_helps.json.
@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import platform
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,7 @@ from minibert.data.stories import stories
 from minibert.measure.probes import probe_roles
 from minibert.nn.kinds import load_reading, reading_tokenizer
 from minibert.runs.experiment import (
-    OpenedRun, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, read_result, run_plan,
+    OpenedRun, Trial, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, read_result, run_plan,
     run_trial, time_step)
 from minibert.runs.plan import with_values
 
@@ -78,6 +79,15 @@ def finalists(out: Path) -> dict[str, list[str]]:  # plan -> its changes
     return {plan: [row["name"] for row in own if row["name"] in chosen] for plan, own in rows.items()}
 
 
+def reached(trials: Iterable[Trial], text: OpenedRun) -> list[dict]:
+    "What these runs reached, once they are there."
+    found = []
+    for trial in trials:
+        run_trial(trial, text)
+        found.append(read_result(trial))
+    return found
+
+
 def write_plan(path: Path, base: dict, changes: dict) -> Path:
     write_whole(path, yaml.safe_dump(dict(base=base, changes=changes), sort_keys=False))
     return path
@@ -94,26 +104,22 @@ def stage_two(plan: str, out: Path) -> dict:
     timed = equal_time(plans, times, MINUTES)
     steps = timed["base"].training.steps
 
-    def results(plans: dict, same: str = "") -> list[dict]:
-        found = []
-        for trial in list_trials(plans, JUDGES, folder, best):
-            if plans[trial.name] is not timed[trial.name]:
-                trial = replace(trial, plan=with_values(trial.plan, dict(out=f"{trial.folder}{same}")))
-            run_trial(trial, text)
-            found.append(read_result(trial))
-        return found
+    def apart(trial: Trial) -> Trial:
+        "In a folder of its own, if its steps are others than at equal time."
+        if tokens[trial.name] is timed[trial.name]: return trial
+        return replace(trial, plan=with_values(trial.plan, dict(out=f"{trial.folder}-tokens")))
 
-    time = [row | times[row["name"]] for row in find_gains(results(timed))]
+    time = [row | times[row["name"]] for row in find_gains(reached(list_trials(timed, JUDGES, folder, best), text))]
     near = {name: abs(own.training.steps / steps - 1) < 0.03 for name, own in timed.items()}  # but for the clock's noise
     tokens = {name: own if near[name] else with_values(own, dict(steps=steps)) for name, own in timed.items()}
-    return dict(time=kept(time, folder, JUDGES), tokens=kept(find_gains(results(tokens, "-tokens")), folder, JUDGES, "-tokens"))
+    equal = find_gains(reached(map(apart, list_trials(tokens, JUDGES, folder, best)), text))
+    return dict(time=kept(time, folder, JUDGES), tokens=kept(equal, folder, JUDGES, "-tokens"))
 
 
 def judged(plans: dict, text: OpenedRun, folder: Path, best: dict | None = None) -> list[dict]:
     "The plans' figures on seeds 1 to 3, each at its best rate, or at its own."
-    trials = list(list_trials(plans, JUDGES, folder, best or dict.fromkeys(plans, 1.0)))
-    for trial in trials: run_trial(trial, text)
-    return kept(find_gains([read_result(trial) for trial in trials]), folder, JUDGES)
+    trials = list_trials(plans, JUDGES, folder, best or dict.fromkeys(plans, 1.0))
+    return kept(find_gains(reached(trials, text)), folder, JUDGES)
 
 
 def role_accuracy(folder: Path) -> tuple[float, float]:  # this encoder, an untrained one
