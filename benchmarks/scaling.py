@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/scaling.py runs/scaling [--wikitext Salesforce/wikitext] [stories] [wikitext]
 
-Runs plans/sizes.yaml by the parts of `minibert experiment`: three learning rates for a minute, then the best of them for
-three and nine minutes of one thread, one seed. Each schedule comes to its end. Some two hours and a half of one core for both texts;
-two processes may share them. Then fits L(N, D) = E + A / N^a + B / D^b (Hoffmann et al. 2022) to each text's fifteen
+Runs plans/sizes.yaml by the parts of `minibert experiment`: three learning rates for half a minute, then the best of them for
+three times and nine times as long, one thread, one seed. Each schedule comes to its end. Some eighty minutes of one core for both
+texts; two processes may share them. Then fits L(N, D) = E + A / N^a + B / D^b (Hoffmann et al. 2022) to each text's fifteen
 losses, with intervals from 200 resamplings of them. Writes minibert/measured/scaling.json.
 """
 from __future__ import annotations
@@ -28,6 +28,7 @@ from minibert.runs.tasks import task_of
 from minibert.speed import useful_flops
 
 TEXTS = "stories", "wikitext"
+MINUTES = 0.5, 1.5, 4.5  # of a processor with bfloat16 instructions: one without makes half as many steps, or fewer
 BASE = dict(parameters=109_482_240, tokens=137e9)  # BERT-base: a million steps of 256 texts, 90 % of 128 tokens
 
 
@@ -50,13 +51,13 @@ def study(name: str, dataset: dict, out: Path) -> dict:
     "Five sizes with three budgets on one text."
     values = yaml.safe_load(plan_file("sizes").read_text())
     path = write_plan(out / f"{name}.yaml", values["base"] | dataset, values["changes"])
-    folder, _ = run_plan(path, minutes=1, seeds=0, out=str(out / name))
+    folder, _ = run_plan(path, minutes=MINUTES[0], seeds=0, out=str(out / name))
     plans, times = read_experiment(path), read_json(folder / "times.json")
     text = open_text(plans["base"], folder / "text")
-    best = best_rates([read_result(trial) for trial in list_trials(equal_time(plans, times, 1), [0], folder)])
+    best = best_rates([read_result(trial) for trial in list_trials(equal_time(plans, times, MINUTES[0]), [0], folder)])
     runs = []
-    for minutes in 1, 3, 9:
-        for trial in list_trials(equal_time(plans, times, minutes), [0], folder if minutes == 1 else folder / f"{minutes}", best):
+    for minutes in MINUTES:
+        for trial in list_trials(equal_time(plans, times, minutes), [0], folder if minutes == MINUTES[0] else folder / f"{minutes}", best):
             run_trial(trial, text)
             runs.append(dict(minutes=minutes, **describe(trial, text)))
     return dict(runs=runs, tokens_of_text=len(text.train.ids))
