@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("texts", nargs="*", default=TEXTS)
     parser.add_argument("--wikitext", default="Salesforce/wikitext")
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     datasets = dict(stories={}, wikitext=dict(dataset=arguments.wikitext, name="wikitext-2-v1"))
     for name in arguments.texts:
         write_whole(arguments.out / f"{name}.json", json.dumps(study(name, datasets[name], arguments.out)))

@@ -2,6 +2,7 @@
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -31,7 +32,8 @@ def lab(tmp_path_factory):
     call("course", "new", home / "course/mine", "--edition", "build", "--chapters", "01")
     own = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")} | dict(IPYTHONDIR=str(home / "ipython"), PYTHONPATH=str(ROOT))
     env = {name: value for name, value in os.environ.items() if name not in ("MPLBACKEND", "MINIBERT_PROGRESS", "MINIBERT_NAME")} | own
-    words = [sys.executable, "-m", "jupyterlab", "--config=tools/lab.json", "--no-browser", "--LabApp.expose_app_in_browser=True"]
+    with socket.create_server(("127.0.0.1", 0)) as free: port = free.getsockname()[1]  # JupyterLab looks from 8888 on, where two workers can both find the same
+    words = [sys.executable, "-m", "jupyterlab", "--config=tools/lab.json", f"--port={port}", "--no-browser", "--LabApp.expose_app_in_browser=True"]
     with open(home / "log", "w") as log: server = subprocess.Popen(words, cwd=home / "course", env=env, stdout=log, stderr=log)
     try:
         while not (found := re.search(r"http://127\.0\.0\.1:\d+/\S+token=\w+\n", (home / "log").read_text())):
