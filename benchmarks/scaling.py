@@ -79,16 +79,20 @@ def fit_law(N: np.ndarray, D: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 
 def laws(runs: list[dict]) -> dict:
-    "The law of all runs, its parts' intervals, and what it predicts for BERT-base on its own text."
+    """The law of all runs, its parts' intervals, what it predicts for BERT-base on its own text, and what the law of the
+    shorter runs would have said of the longest."""
     N, D, losses = (np.array([run[key] for run in runs], float) for key in ("parameters", "tokens", "loss"))
     N, D = N / 1e6, D / 1e6
     rng, law = np.random.default_rng(0), fit_law(N, D, losses)
     drawn = [fit_law(N[rows], D[rows], losses[rows]) for rows in rng.integers(len(N), size=(200, len(N)))]
+    longest = np.array([run["minutes"] == MINUTES[-1] for run in runs])
+    early = fit_law(N[~longest], D[~longest], losses[~longest])
     large = np.array([BASE["parameters"] / 1e6]), np.array([BASE["tokens"] / 1e6])
     base = [predicted(one, *large)[0] for one in (law, *drawn)]
     ends = np.quantile(drawn, (0.025, 0.975), axis=0)
     names = "ln E", "ln A", "a", "ln B", "b"
-    return dict(law={name: [law[k], *ends[:, k]] for k, name in enumerate(names)},
+    return dict(forecast=predicted(early, N[longest], D[longest]).tolist(),
+                law={name: [law[k], *ends[:, k]] for k, name in enumerate(names)},
                 misses=(predicted(law, N, D) - losses).tolist(), base=[base[0], *np.quantile(base[1:], (0.025, 0.975))])
 
 

@@ -5,9 +5,9 @@
 Runs plans/optimizers.yaml, objectives.yaml and architecture.yaml by `minibert experiment --minutes 2 --seeds 0`. Then the eight best changes and
 the four that papers disagree on are judged on seeds 1 to 3: on the stories for two minutes, again with the base's number of
 steps where theirs differs (equal tokens), and with rates of their own on WikiText-2. There AdamW doesn't leave the plateau in two minutes, so
-the base is what helped, the fast recipe with a linear schedule, and its own parts are taken away one by one. Some eleven hours of one core. What is there is not
-repeated, so several processes may share the work: name the stages (a plan, a plan with -2, detection, wikitext, longer).
-The last stage trains the fast recipe, and what could better it, for ten minutes.
+the base is what helped, the fast recipe, and its own parts are taken away one by one. Some eleven hours of one core. What is there is not
+repeated, so several processes may share the work: name the stages (a plan, a plan with -2, detection, wikitext, longer, more_steps).
+The last two stages train the fast recipe, and what could better it, for ten minutes, and for 2,000 steps.
 ELECTRA's detection has no loss of masked words, so it stands apart: its frozen vectors and those of the run with Muon are asked who
 the hero is (probe_roles).
 Writes minibert/measured/what_helps.json.
@@ -37,11 +37,11 @@ from minibert.runs.plan import with_values
 
 ROOT = Path(__file__).resolve().parent.parent
 PLANS = "optimizers", "objectives", "architecture"
-STAGES = *PLANS, *(f"{plan}-2" for plan in PLANS), "detection", "wikitext", "longer"
+STAGES = *PLANS, *(f"{plan}-2" for plan in PLANS), "detection", "wikitext", "longer", "more_steps"
 DISPUTED = "neither", "spans", "pre-norm", "Sophia"
 JUDGES = 1, 2, 3
 MINUTES = 2  # for a run: in one, a processor without AVX-512 only begins to leave the plateau
-FAST = dict(recipe="fast", schedule="linear")  # the recipe before the trapezoid
+FAST = dict(recipe="fast")  # the base on WikiText-2
 WITHOUT = {"AdamW": dict(optimizer="adamw"), "learned": dict(positions="absolute"), "mask 15 %": dict(mask_probability=0.15)}
 LONGER = {"twice the rates": dict(learning_rate=4e-3, muon_learning_rate=0.04), "trapezoid": dict(schedule="trapezoid")}
 EACH = dict(loss="mlm_loss", accuracy="mlm_accuracy", pairs="nsp_accuracy")  # of each seed
@@ -173,6 +173,14 @@ def longer(out: Path, dataset: str) -> dict:
     return dict(time=judged(equal_time(plans, find_times(plans, text, folder), 5 * MINUTES), text, folder))
 
 
+def more_steps(out: Path, dataset: str) -> dict:
+    "As many pairs as in ten minutes, in twice as many steps: does the trapezoid still help?"
+    more = FAST | dict(batch_size=32, steps=2000, dataset=dataset, name="wikitext-2-v1")
+    path = write_plan(out / "more_steps.yaml", more, dict(trapezoid=LONGER["trapezoid"]))
+    plans, folder = read_experiment(path), out / "more_steps"
+    return dict(steps=judged(plans, open_text(plans["base"], folder / "text"), folder))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -184,6 +192,7 @@ def main() -> None:
         plan = stage.removesuffix("-2")
         if stage == "wikitext": found = wikitext(out, arguments.wikitext)
         elif stage == "longer": found = longer(out, arguments.wikitext)
+        elif stage == "more_steps": found = more_steps(out, arguments.wikitext)
         elif stage == "detection": found = detection(out)
         else: found = stage_one(plan, out) if stage == plan else stage_two(plan, out)
         write_whole(out / f"{stage}.json", json.dumps(found))

@@ -94,7 +94,7 @@ class BertTask(Task):
         "bert": dict(optimizer="adamw", learning_rate=1e-4, mask_probability=0.15,
                      dropout=0.1, precision="float32"),
         "fast": dict(positions="rotary", mask_probability=0.3, length=64,
-                     learning_rate=2e-3, schedule="trapezoid")}
+                     learning_rate=2e-3)}
     backends = {
         "torch": {},
         "numpy": NUMPY | dict(learning_rate=2e-3, mask_probability=0.15)}
