@@ -29,7 +29,7 @@ from minibert.speed import useful_flops
 
 TEXTS = "stories", "wikitext"
 MINUTES = 0.5, 1.5, 4.5  # of a processor with bfloat16 instructions: one without makes half as many steps, or fewer
-BASE = dict(parameters=109_482_240, tokens=42.6e9)  # BERT-base: a million steps of 256 texts, 90 % with 128 tokens and 10 % with 512
+BASE = dict(parameters=109_482_240, tokens=42.6e9)  # a million steps of 256 texts, 90 % of them of 128 tokens and 10 % of 512
 
 
 def describe(trial, text) -> dict:

@@ -23,7 +23,7 @@ def browser():
 def page(browser):
     "An empty page; at the end it has had no error, and has asked no server but this machine's."
     errors, addresses = [], set()
-    with browser.new_context(viewport=dict(width=1280, height=900)) as context:
+    with browser.new_context(viewport=dict(width=1280, height=900), reduced_motion="reduce") as context:
         context.set_default_timeout(1000 * SECONDS)
         context.on("weberror", lambda error: errors.append(str(error.error)))
         context.on("request", lambda request: addresses.add(request.url))

@@ -219,8 +219,9 @@ def shown(page, lab):
 def test_what_we_show_is_legible_and_the_explorer_is_walked_by_keyboard(shown):
     page, press = shown, shown.keyboard.press
     frame = page.frame_locator("iframe[title='Attention explorer']")
+    expect(frame.get_by_role("heading", name="Layer 0, head 0")).to_be_visible()  # before that, a frame takes no keys
     press_until(page, "Tab", focused("iframe"))
-    expect(frame.get_by_role("heading", name="Layer 0, head 0")).to_be_visible()
+    expect(frame.locator("#heads button").first).to_be_focused()
     press("ArrowRight")
     press("ArrowDown")
     expect(frame.get_by_role("heading", name="Layer 1, head 1")).to_be_visible()
