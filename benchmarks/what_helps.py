@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import platform
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -31,8 +30,7 @@ from minibert.data.stories import stories
 from minibert.measure.probes import probe_roles
 from minibert.nn.kinds import load_reading, reading_tokenizer
 from minibert.runs.experiment import (
-    OpenedRun, Trial, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, read_result, run_plan,
-    run_trial, time_step)
+    OpenedRun, Trial, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, run_plan, run_trial, run_trials, time_step)
 from minibert.runs.plan import with_values
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,15 +77,6 @@ def finalists(out: Path) -> dict[str, list[str]]:  # plan -> its changes
     return {plan: [row["name"] for row in own if row["name"] in chosen] for plan, own in rows.items()}
 
 
-def reached(trials: Iterable[Trial], text: OpenedRun) -> list[dict]:
-    "What these runs reached, once they are there."
-    found = []
-    for trial in trials:
-        run_trial(trial, text)
-        found.append(read_result(trial))
-    return found
-
-
 def write_plan(path: Path, base: dict, changes: dict) -> Path:
     write_whole(path, yaml.safe_dump(dict(base=base, changes=changes), sort_keys=False))
     return path
@@ -109,17 +98,17 @@ def stage_two(plan: str, out: Path) -> dict:
         if tokens[trial.name] is timed[trial.name]: return trial
         return replace(trial, plan=with_values(trial.plan, dict(out=f"{trial.folder}-tokens")))
 
-    time = [row | times[row["name"]] for row in find_gains(reached(list_trials(timed, JUDGES, folder, best), text))]
+    time = [row | times[row["name"]] for row in find_gains(run_trials(list_trials(timed, JUDGES, folder, best), text))]
     near = {name: abs(own.training.steps / steps - 1) < 0.03 for name, own in timed.items()}  # but for the clock's noise
     tokens = {name: own if near[name] else with_values(own, dict(steps=steps)) for name, own in timed.items()}
-    equal = find_gains(reached(map(apart, list_trials(tokens, JUDGES, folder, best)), text))
+    equal = find_gains(run_trials(map(apart, list_trials(tokens, JUDGES, folder, best)), text))
     return dict(time=kept(time, folder, JUDGES), tokens=kept(equal, folder, JUDGES, "-tokens"))
 
 
 def judged(plans: dict, text: OpenedRun, folder: Path, best: dict | None = None) -> list[dict]:
     "The plans' figures on seeds 1 to 3, each at its best rate, or at its own."
     trials = list_trials(plans, JUDGES, folder, best or dict.fromkeys(plans, 1.0))
-    return kept(find_gains(reached(trials, text)), folder, JUDGES)
+    return kept(find_gains(run_trials(trials, text)), folder, JUDGES)
 
 
 def role_accuracy(folder: Path) -> tuple[float, float]:  # this encoder, an untrained one

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -35,7 +35,7 @@ from ..training import Callback
 # %% auto #0
 __all__ = ['RATES', 'FIXED', 'read_experiment', 'open_text', 'on_text', 'write_run', 'time_step', 'time_variant', 'equal_time',
            'Trial', 'list_trials', 'run_trial', 'judge_gain', 'read_result', 'best_rates', 'find_gains', 'gain_rows',
-           'find_times', 'write_gains', 'run_plan']
+           'find_times', 'run_trials', 'write_gains', 'run_plan']
 
 # %% ../../nbs/reference/runs/experiment.ipynb #7d1eaeb4
 RATES = 0.5, 1.0, 2.0  # times a variant's own learning rates
@@ -264,6 +264,16 @@ def find_times(plans, text, folder) -> dict:
     return times
 
 
+def run_trials(trials: Iterable[Trial], text: OpenedRun) -> list[dict]:
+    "What these runs reached, once they are there."
+    found = []
+    for number, trial in enumerate(trials := [*trials], 1):
+        say(f"Run {number} of {len(trials)}: {trial.folder.name} ...")
+        run_trial(trial, text)
+        found.append(read_result(trial))
+    return found
+
+
 def write_gains(found: list[dict], folder: Path) -> None:
     "Write the table, all that is in it, and the forest plot."
     from minibert.show.plots import show_intervals, write_figure
@@ -285,24 +295,14 @@ def run_plan(
 ) -> tuple[Path, list[dict]]:  # the folder; a dictionary for each variant
     "Train what a plan asks for, or what is left of it; then compare."
     plans, folder = read_experiment(path), Path(out or f"runs/{Path(path).stem}")
-
-    def results(trials: Iterator[Trial]) -> list[dict]:
-        "What these runs reached, once they are there."
-        found = []
-        for number, trial in enumerate(trials := [*trials], 1):
-            say(f"Run {number} of {len(trials)}: {trial.folder.name} ...")
-            run_trial(trial, text)
-            found.append(read_result(trial))
-        return found
-
     with only_run_in(folder):
         text, times = open_text(plans["base"], folder / "text"), {}
         if minutes:
             times = find_times(plans, text, folder)
             plans = equal_time(plans, times, minutes)
-        best = best_rates(results(list_trials(plans, [0], folder)))
+        best = best_rates(run_trials(list_trials(plans, [0], folder), text))
         judges = [*range(1, seeds + 1)] or [0]
-        found = find_gains(results(list_trials(plans, judges, folder, best)))
+        found = find_gains(run_trials(list_trials(plans, judges, folder, best), text))
         for row in found: row.update(times.get(row["name"], {}))
         write_gains(found, folder)
     return folder, found
