@@ -8,12 +8,14 @@ FOLDER is any checkpoint in Hugging Face's layout. Every cell (model, way, share
 same command again. --search tries the rates on a tenth of the labels and keeps what the held-out part said, under "tried".
 --only picks cells by the start of their names, as `--only minilm/full/0.01 wikitext`. The way "full" tunes every weight
 and reads the pooler's vector, "full-mean" the mean over the tokens; "fresh" is full fine-tuning of the same sizes from
-random weights: add `--fresh wikitext` for it.
+random weights: add `--fresh wikitext` for it. `--count Salesforce/wikitext wikitext-2-v1` says how often a text to pre-train
+on has the words that weigh most in the bag.
 Hardly anything is known of a run but what is in the file: RECIPES below are all the choices there are.
 """
 import argparse
 import json
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,7 +25,7 @@ import torch
 from minibert.core.files import write_whole
 from minibert.core.precision import choose_precision, keep_freed_memory
 from minibert.core.seeds import seeded
-from minibert.measure.baselines import bag_of_words
+from minibert.measure.baselines import bag_of_words, word_counters
 from minibert.nn.classifier_parts import pool
 from minibert.finetuning import BertClassifier, finetune, train_frozen
 from minibert.runs.plan import FinetuneConfig
@@ -32,6 +34,7 @@ from minibert.tuning.tasks import start_classifier
 from minibert.tuning.classify import TASK
 from minibert.data.labels import ExampleSampler, ask, judge
 from minibert.data.labels import hold_out, read_examples, take_share
+from minibert.data.tables import load_table
 from minibert.model import BertModel
 from minibert.train.processes import own_device
 from minibert.tokenizer import WordPieceTokenizer
@@ -75,7 +78,7 @@ class Work:
         return [ExampleSampler(part, tokenizer, LENGTH, seed) for part in parts]
 
     def options(self, model, seed, epochs=1, rate=1e-4, **more):
-        return FinetuneConfig(str(self.folders[model]), "", "", epochs=epochs, learning_rate=rate, seed=seed,
+        return FinetuneConfig(str(self.folders[model]), "sst2", "runs", epochs=epochs, learning_rate=rate, seed=seed,
                               length=LENGTH, precision=self.precision, **more)
 
     def vectors(self, model):
@@ -171,6 +174,17 @@ def search(work: Work, share: float = 0.1, seed: int = 0) -> None:
             work.keep()
 
 
+def count_words(work: Work, dataset: str, name: str, most: int = 200) -> dict[str, int]:  # the weightiest first
+    "How often a text has the words that weigh most in a bag of all labels."
+    Vectorizer, Regression = word_counters()
+    bag = Vectorizer()
+    fit = Regression(C=10.0, max_iter=1000).fit(bag.fit_transform(work.train.texts), work.train.labels)
+    words, split = bag.build_analyzer(), load_table(dataset, name)["train"]
+    counts = Counter(word for row in split(["text"]) for word in words(row["text"] or ""))
+    heaviest = bag.get_feature_names_out()[np.argsort(-abs(fit.coef_[0]))[:most]]
+    return {word: counts[word] for word in heaviest}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="stanfordnlp/sst2")
@@ -178,6 +192,7 @@ def main() -> None:
     parser.add_argument("--fresh", nargs="*", default=[], help="models whose sizes are trained from random weights too")
     parser.add_argument("--only", nargs="*", help="cells whose names start so")
     parser.add_argument("--search", action="store_true", help="try the rates instead")
+    parser.add_argument("--count", nargs=2, metavar=("DATASET", "NAME"), help="count the bag's weightiest words there")
     parser.add_argument("--share", type=float, default=0.1, help="for --search")
     parser.add_argument("--out", default="minibert/measured/finetuning.json")
     arguments = parser.parse_args()
@@ -186,13 +201,16 @@ def main() -> None:
     for model in work.folders:
         config = start_classifier(TASK, work.options(model, 0), work.train.names).config
         work.result["models"][model] = {k: v for k, v in asdict(config).items() if "dropout" not in k}
-    work.result["data"] = dict(train=len(work.train), asked=len(work.test), precision=work.precision, length=LENGTH)
+    work.result["data"] = dict(train=len(work.train), asked=len(work.test), length=LENGTH)
+    if arguments.count:
+        work.result["counts"] = count_words(work, *arguments.count)
+        work.keep()
     if arguments.search: return search(work, arguments.share)
     for name, call in cells(work, arguments.fresh).items():
         if up_to_date(work, name) or arguments.only and not name.startswith(tuple(arguments.only)): continue
         start = time.perf_counter()
         told = call()
-        work.result["cells"][name] = told | dict(seconds=round(time.perf_counter() - start, 1))
+        work.result["cells"][name] = told | dict(precision=work.precision, seconds=round(time.perf_counter() - start, 1))
         print(f"{name:32} {told['accuracy']:.4f}  {time.perf_counter() - start:7.1f} s", flush=True)
         work.keep()
 
