@@ -174,7 +174,7 @@ def search(work: Work, share: float = 0.1, seed: int = 0) -> None:
             work.keep()
 
 
-def count_words(work: Work, dataset: str, name: str, most: int = 200) -> dict[str, int]:  # the weightiest first
+def count_weightiest(work: Work, dataset: str, name: str, most: int = 200) -> dict[str, int]:  # the weightiest first
     "How often a text has the words that weigh most in a bag of all labels."
     Vectorizer, Regression = word_counters()
     bag = Vectorizer()
@@ -203,7 +203,7 @@ def main() -> None:
         work.result["models"][model] = {k: v for k, v in asdict(config).items() if "dropout" not in k}
     work.result["data"] = dict(train=len(work.train), asked=len(work.test), length=LENGTH)
     if arguments.count:
-        work.result["counts"] = count_words(work, *arguments.count)
+        work.result["counts"] = count_weightiest(work, *arguments.count)
         work.keep()
     if arguments.search: return search(work, arguments.share)
     for name, call in cells(work, arguments.fresh).items():
