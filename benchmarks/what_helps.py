@@ -30,7 +30,8 @@ from minibert.data.stories import stories
 from minibert.measure.probes import probe_roles
 from minibert.nn.kinds import load_reading, reading_tokenizer
 from minibert.runs.experiment import (
-    OpenedRun, Trial, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, run_plan, run_trial, run_trials, time_step)
+    OpenedRun, Trial, equal_time, find_gains, find_times, judge_gain, list_trials, open_text, read_experiment, run_plan,
+    run_trial, run_trials, time_step)
 from minibert.runs.plan import with_values
 
 ROOT = Path(__file__).resolve().parent.parent
