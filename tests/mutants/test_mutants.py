@@ -106,7 +106,7 @@ def test_every_mistake_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_comment_is_no_mistake(tmp_path):
     "The whole machinery on a change that changes nothing, in every module: all checks pass."
     verdicts = judged(tmp_path / "controls.json", "control, a comment")
