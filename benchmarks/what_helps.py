@@ -1,4 +1,4 @@
-"""What helps? Chapter 23's experiment in two stages: all changes with one seed, then the finalists with three.
+"""What helps? Chapter 23a's experiment in two stages: all changes with one seed, then the finalists with three.
 
     OMP_NUM_THREADS=1 python benchmarks/what_helps.py runs/what_helps [--wikitext Salesforce/wikitext]
 

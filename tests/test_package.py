@@ -29,13 +29,13 @@ ORDER = """  # of the modules: each may import those before it
     train.recipe train.optimizers training evaluation parity hub.sizes hub.families hub.cards hub.files weights
     numpy_bert.weights numpy_bert.agreement numpy_bert.layers numpy_bert.model numpy_bert.parts numpy_bert.training inside probing
     nn.classifier_parts train.processes perf.memory train.callbacks train.checkpoints train.gradients train.trainer
-    finetuning nn.reader nn.sampling gpt t5 nn.kinds nn.rotary nn.shortcuts nn.block descendants data.objectives data.curricula train.average data.rows new_layers nn.packing what_helps speed measure.probes checks.exercises checks.experiments checks
+    finetuning nn.reader nn.sampling gpt t5 nn.kinds nn.rotary nn.shortcuts nn.block descendants data.objectives data.curricula train.average data.rows new_layers nn.packing optimizers speed measure.probes checks.exercises checks.experiments checks
     measure.observer measure.health
     runs.plan runs.asking runs.tasks runs.bert tuning.tasks tuning.answer tuning.classify tuning.regress tuning.predict tuning.finetune text.foreign runs.run
     runs.course show.diagrams measure.heads measure.language measure.spectra data.windows data.spans show.plots show.page
     checks.c00 checks.c01 checks.c02 checks.c03 checks.c04 checks.c05 checks.c06 checks.c07 checks.c08 checks.c09
     checks.c10 checks.c11 checks.c12 checks.c13 checks.c14 checks.c15 checks.c16 checks.c17 checks.c18 checks.c19
-    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23 checks.c24 checks.c25 checks.c26 nn.fast nn.variants hub.compare hub.export measure.probe_runs tuning.tag tuning.summarize
+    checks.c20 checks.c21 checks.c22a checks.c22b checks.c23a checks.c23b checks.c24 checks.c25 checks.c26 nn.fast nn.variants hub.compare hub.export measure.probe_runs tuning.tag tuning.summarize
     perf.products perf.profiling perf.bench runs.gpt runs.report runs.overview runs.experiment runs.t5 runs.descendants course.cells course.recorded course.adopt course.edition course.grader course.report measure.everything cli.options
     cli.main
 """.split("\n", 1)[1].split()

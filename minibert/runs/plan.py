@@ -132,7 +132,7 @@ class TrainingOptions(TrainingConfig):
     steps: Count = 1100  # updates of the weights
     batch_size: Batch = 64  # examples in a step
     length: Batch = 48  # tokens in an example, the specials included
-    optimizer: Literal[  # muon: for the layers' matrices; others: chapter 23's
+    optimizer: Literal[  # muon: for the layers' matrices; others: chapter 23b's
         "adamw", "muon", "sgd", "adam", "adafactor", "lion", "sophia"] = "muon"
     learning_rate: Rate = 4e-3  # AdamW's, at its peak
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: the fast one

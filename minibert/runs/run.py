@@ -51,7 +51,7 @@ from ..train.recipe import TrainingConfig
 from ..tokenizer import WordPieceTokenizer
 from ..train.trainer import train_model
 from ..training import Callback
-from ..what_helps import Choose
+from ..optimizers import Choose
 from ..weights import load_pretrained, save_pretrained, to_hf
 
 # %% auto #0

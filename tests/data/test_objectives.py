@@ -24,7 +24,7 @@ from minibert.runs.tasks import task_of
 from minibert.tokenizer import WordPieceTokenizer
 from minibert.train.average import Average
 from minibert.train.recipe import TrainingConfig
-from minibert.what_helps import Choose, Lion
+from minibert.optimizers import Choose, Lion
 
 V, MASK = 40, 4
 CONTINUES = torch.arange(V) >= 30  # a quarter of the pieces go on with a word

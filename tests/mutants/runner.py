@@ -36,7 +36,7 @@ TESTS = {  # what is asked when a notebook does not refuse: the quick tests of t
     "runs.plan": "recipe promises",
     "core.seeds": "core training steps",
     "train.recipe": "recipe training",
-    "what_helps": "what_helps",
+    "optimizers": "five_optimizers",
     "config": "config defaults",
     "hub.sizes": "new_layers descendants",
     "hub.cards": "cards",

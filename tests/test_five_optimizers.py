@@ -1,4 +1,4 @@
-"""The optimizers of chapter 23 beside their references, through a checkpoint, and in a run."""
+"""The optimizers of chapter 23b beside their references, through a checkpoint, and in a run."""
 import math
 from functools import partial
 
@@ -14,7 +14,7 @@ from minibert.parity import assert_same, reference_batch
 from minibert.train.checkpoints import optimizer_tensors, restore_optimizers_
 from minibert.train.recipe import TrainingConfig
 from minibert.training import Run, train_step
-from minibert.what_helps import OPTIMIZERS, SCHEDULES, SGD, AdaFactor, Adam, Choose, Lion, Sophia, constant_at, cosine_at
+from minibert.optimizers import OPTIMIZERS, SCHEDULES, SGD, AdaFactor, Adam, Choose, Lion, Sophia, constant_at, cosine_at
 
 SHAPES = (5, 7), (9, 4), (6,), (1, 3)
 
