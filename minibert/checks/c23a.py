@@ -14,7 +14,7 @@ from .exercises import Exercise, Wrong
 from .experiments import mean_interval
 
 # %% auto #0
-__all__ = ['TRIES', 'COMPARE']
+__all__ = ['TRIES', 'COMPARE', 'HOURS']
 
 # %% ../../nbs/answers/23a_what_helps.ipynb #93102475
 TRIES = Exercise(
@@ -184,5 +184,29 @@ COMPARE = Exercise(
         "    gains = ...  # three, seed by seed\n"
         "    low, high = mean_interval(gains)\n"
         "    return gains.mean(), low, high, ...\n",
+    ),
+)
+
+# %% ../../nbs/answers/23a_what_helps.ipynb #162e10ab
+HOURS = Exercise(
+    "23a.3", "predict", "how long?",
+    reference=lambda: 6 * (3 + 3) * 5 / 60, within=1e-3,
+    wrong=(
+        Wrong("You leave out the base: it gets three rates and three seeds, too.",
+              answer=5 * 6 * 5 / 60),
+        Wrong("You count the three seeds that judge. The three rates on seed 0 are runs as "
+              "well.", answer=6 * 3 * 5 / 60),
+        Wrong("You count every rate on every seed. Only the best rate goes on to the seeds 1 "
+              "to 3.", answer=6 * 3 * 4 * 5 / 60, also=(6 * 9 * 5 / 60,)),
+        Wrong("That's in minutes.", answer=180),
+        Wrong("That's the number of runs, and each takes five minutes.", answer=36),
+    ),
+    hints=(
+        "How many variants are there, with the base? How many runs does each of them get?",
+        "Reread [rule 1](23a_what_helps.ipynb#The-rules-of-a-fair-comparison): how many runs "
+        "choose, and how many decide?",
+        "A skeleton:\n"
+        "runs = 6 * (... + ...)\n"
+        "guess = runs * 5 / ...\n",
     ),
 )

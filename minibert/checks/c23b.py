@@ -14,7 +14,7 @@ from .exercises import Exercise, Wrong
 from .experiments import Experiment
 
 # %% auto #0
-__all__ = ['RMSPROP', 'LION']
+__all__ = ['RMSPROP', 'TABLE', 'LION']
 
 # %% ../../nbs/answers/23b_optimizers.ipynb #bf8f7ce2
 def _probes_2():
@@ -139,9 +139,33 @@ RMSPROP = Exercise(
     ),
 )
 
+# %% ../../nbs/answers/23b_optimizers.ipynb #fe61b94a
+TABLE = Exercise(
+    "23b.2", "predict", "a table of words",
+    reference=lambda: 30_522 + 768,
+    wrong=(
+        Wrong("That's all of v, a number for each weight. AdaFactor keeps the mean of each "
+              "row and of each column.", answer=30_522 * 768),
+        Wrong("That's Adam's m and v. AdaFactor does without m, and of v it keeps the rows' "
+              "and the columns' means.", answer=2 * 30_522 * 768),
+        Wrong("These are the rows alone: the columns have means, too.", answer=30_522),
+        Wrong("These are the columns alone: the rows have means, too.", answer=768),
+        Wrong("You keep both for m as well: AdaFactor does without m.",
+              answer=2 * (30_522 + 768)),
+        Wrong("That's for a matrix of 768 by 3,072, as in the cell above.",
+              answer=768 + 3_072),
+    ),
+    hints=(
+        "What stands in for v? Which two vectors is it made from?",
+        "Reread [AdaFactor](23b_optimizers.ipynb#AdaFactor): `start` makes what is remembered.",
+        "A skeleton:\n"
+        "guess = ... + ...  # the rows' means, the columns' means\n",
+    ),
+)
+
 # %% ../../nbs/answers/23b_optimizers.ipynb #cf87accd
 LION = Experiment(
-    "23b.2", "experiment", "Lion",
+    "23b.3", "experiment", "Lion",
     reference='''
 rates = dict(adamw=(0.0025, 0.01, 0.04), lion=(0.0015, 0.006, 0.024))
 best = {name: min(tried, key=lambda rate: try_rate(name, rate, 0))
