@@ -126,6 +126,9 @@ class Sophia(Rule):
                 if g is None: continue
                 self.memory(p)["h"].lerp_(n * g**2, 1 - group["betas"][1])
 
+# %% ../nbs/23b_optimizers.ipynb #3ef630f5
+OPTIMIZERS = dict(sgd=SGD, adam=Adam, adafactor=AdaFactor, lion=Lion, sophia=Sophia)
+
 # %% ../nbs/23b_optimizers.ipynb #9e188c50
 def cosine_at(step: int, config: TrainingConfig) -> float:  # 0 to 1
     "A line up, then half a cosine down to 0 (Loshchilov & Hutter 2017)."
@@ -139,7 +142,6 @@ def constant_at(step: int, config: TrainingConfig) -> float:  # 0 to 1
     return min(1.0, (step + 1) / max(config.warmup * config.steps, 1))
 
 # %% ../nbs/23b_optimizers.ipynb #bcfa7dad
-OPTIMIZERS = dict(sgd=SGD, adam=Adam, adafactor=AdaFactor, lion=Lion, sophia=Sophia)
 SCHEDULES = dict(cosine=cosine_at, none=constant_at)
 
 

@@ -61,6 +61,7 @@ def test_bank_is_large_and_names_every_mistake_once():
     names = [str(mutant) for mutant in BANK]
     assert len(BANK) >= 60 and max(Counter(names).values()) == 1
     assert {mutant.module for mutant in BANK} == set(TESTS)
+    for name in " ".join(TESTS.values()).split(): assert len([*(ROOT / "tests").rglob(f"test_{name}.py")]) == 1, name
     assert set(LEARNERS.values()) <= set(names) and len(LEARNERS) == 28
     assert all(mutant.who.startswith("Whoever ") and mutant.who.endswith(".") for mutant in BANK)
 
